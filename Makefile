@@ -49,7 +49,7 @@ docs: $(DEV)  ## writes all generated pages, drawings and formulas
 	$(BIN)/python docs/structure.py
 
 conformance: $(DEV)  ## runs the conformance checks of one mixer: make conformance NAME=deep_delta
-	$(PYTEST) tests/conformance -k "$(or $(NAME),$(error say which mixer: make conformance NAME=deep_delta))"
+	CONFORMANCE=every $(PYTEST) tests/conformance -k "$(or $(NAME),$(error say which mixer: make conformance NAME=deep_delta))"
 	$(PYTEST) tests/conformance -m compile -k "$(NAME)"
 
 bench: $(PEERS)/.installed  ## compares speed and memory with other libraries, as ratios in one run

@@ -15,6 +15,7 @@ import numpy
 import pytest
 import torch
 from hypothesis import settings
+from hypothesis.internal.conjecture import providers
 
 from .shape_checks import checked_if_of_shapes
 
@@ -42,6 +43,8 @@ torch.set_num_threads(1)
 settings.register_profile("fixed", deadline=None, derandomize=True, database=None)
 settings.register_profile("explore", deadline=None, max_examples=1000)
 settings.load_profile("fixed")
+# Else the constants of all loaded modules were drawn too: slow to find, and different in each process.
+providers._get_local_constants = lambda: providers._local_constants
 
 
 @pytest.fixture(autouse=True)

@@ -1,10 +1,11 @@
 """Every depth mixer with every sequence mixer: forward, backward, decode, or a refusal in one sentence.
 
-Every example of one axis meets the first example of every mixer on the other, in two blocks of it and attention, which carries
-heads from the first to the second.
+Each mixer of one axis meets each of the other, and each example meets two of the other axis, in two blocks of it and attention,
+which carries heads from the first to the second.
 """
 
 import re
+from typing import Any
 
 import pytest
 import torch
@@ -16,14 +17,21 @@ from twoaxis.sequence import SEQUENCE, SequenceConfig
 from twoaxis.testing.decoding import decode
 from twoaxis.testing.toy import ATTENTION, D_MODEL, toy_decoder, toy_tokens
 
-PAIRS = [
-    pytest.param(depth.example(d), sequence.example(s), id=f"{depth.kind}-{d}-{sequence.kind}-{s}")
-    for depth in DEPTH
-    for i, d in enumerate(depth.examples)
-    for sequence in SEQUENCE
-    for j, s in enumerate(sequence.examples)
-    if i == 0 or j == 0
-]
+
+def _pairs() -> list[Any]:
+    """Examples of both axes in turn: as many pairs of two mixers as let each of their examples meet two mixers at least."""
+    found = {}
+    for n, depth in enumerate(DEPTH):
+        for m, sequence in enumerate(SEQUENCE):
+            names, others = list(depth.examples), list(sequence.examples)
+            shares = (-(-2 * len(names) // len(list(SEQUENCE))), -(-2 * len(others) // len(list(DEPTH))))
+            for turn in range(max(shares)):
+                d, s = names[(m * shares[0] + turn) % len(names)], others[(n * shares[1] + turn) % len(others)]
+                found[f"{depth.kind}-{d}-{sequence.kind}-{s}"] = depth.example(d), sequence.example(s)
+    return [pytest.param(*pair, id=name) for name, pair in found.items()]
+
+
+PAIRS = _pairs()
 
 
 CARRIES_HEADS = ("value_residual", "lime", "depth_value_mixing", "mixture_of_depths_attention")

@@ -1,4 +1,4 @@
-"""Every check on every example of every depth mixer, plus what only single cases need."""
+"""The checks on examples of every depth mixer, plus what only single cases need."""
 
 import pytest
 import torch
@@ -7,21 +7,13 @@ from twoaxis.core.registry import Row
 from twoaxis.depth import DEPTH, AttentionResidualsConfig, DepthConfig, ResidualConfig
 from twoaxis.testing import Check, depth_checks
 from twoaxis.testing.measured import trace
-from twoaxis.testing.sharded import ON_TWO_RANKS
 from twoaxis.testing.state import keeps_its_states
 from twoaxis.testing.toy import FEED_FORWARD, toy_decoder, toy_tokens
 
-CASES = [
-    pytest.param(row.example(example), check, id=f"{row.kind}-{example}-{check.name}")
-    for row in DEPTH
-    for index, example in enumerate(row.examples)
-    for check in depth_checks()
-    # tests/distributed runs these, with one pair of processes.
-    if check not in ON_TWO_RANKS and (index == 0 or not check.slow)
-]
+from .matrix import cases
 
 
-@pytest.mark.parametrize(("config", "check"), CASES)
+@pytest.mark.parametrize(("config", "check"), cases(DEPTH, depth_checks()))
 def test_conformance(config: DepthConfig, check: Check) -> None:
     check.run(config)
 

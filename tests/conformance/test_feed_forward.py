@@ -1,21 +1,13 @@
-"""Every check on every example of every feed-forward."""
+"""The checks on examples of every feed-forward."""
 
 import pytest
 
 from twoaxis.feed_forward import FEED_FORWARD, FeedForwardConfig
 from twoaxis.testing import Check, feed_forward_checks
-from twoaxis.testing.sharded import ON_TWO_RANKS
 
-CASES = [
-    pytest.param(row.example(example), check, id=f"{row.kind}-{example}-{check.name}")
-    for row in FEED_FORWARD
-    for index, example in enumerate(row.examples)
-    for check in feed_forward_checks()
-    # tests/distributed runs these, with one pair of processes.
-    if check not in ON_TWO_RANKS and (index == 0 or not check.slow)
-]
+from .matrix import cases
 
 
-@pytest.mark.parametrize(("config", "check"), CASES)
+@pytest.mark.parametrize(("config", "check"), cases(FEED_FORWARD, feed_forward_checks()))
 def test_conformance(config: FeedForwardConfig, check: Check) -> None:
     check.run(config)

@@ -1,4 +1,4 @@
-"""Every check on every example of every local mixer, plus what only single cases need."""
+"""The checks on examples of every local mixer, plus what only single cases need."""
 
 import pytest
 import torch
@@ -8,20 +8,12 @@ from twoaxis.local import LOCAL, CanonConfig, LocalConfig
 from twoaxis.model import Decoder
 from twoaxis.sequence import AttentionConfig
 from twoaxis.testing import Check, local_checks
-from twoaxis.testing.sharded import ON_TWO_RANKS
 from twoaxis.testing.toy import FEED_FORWARD, TOKENS, decoder_config, toy_context, toy_mixer, toy_tokens
 
-CASES = [
-    pytest.param(row.example(example), check, id=f"{row.kind}-{example}-{check.name}")
-    for row in LOCAL
-    for index, example in enumerate(row.examples)
-    for check in local_checks()
-    # tests/distributed runs these, with one pair of processes.
-    if check not in ON_TWO_RANKS and (index == 0 or not check.slow)
-]
+from .matrix import cases
 
 
-@pytest.mark.parametrize(("config", "check"), CASES)
+@pytest.mark.parametrize(("config", "check"), cases(LOCAL, local_checks()))
 def test_conformance(config: LocalConfig, check: Check) -> None:
     check.run(config)
 

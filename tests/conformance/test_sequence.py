@@ -1,4 +1,4 @@
-"""Every check on every example of every sequence mixer, plus what only single cases need."""
+"""The checks on examples of every sequence mixer, plus what only single cases need."""
 
 import pytest
 import torch
@@ -9,20 +9,12 @@ from twoaxis.model import Decoder
 from twoaxis.sequence import SEQUENCE, AttentionConfig, SequenceConfig, ShortSWAConfig
 from twoaxis.testing import Check, sequence_checks
 from twoaxis.testing.decoding import decode
-from twoaxis.testing.sharded import ON_TWO_RANKS
 from twoaxis.testing.toy import TOKENS, decoder_config, toy_context, toy_decoder, toy_mixer, toy_tokens
 
-CASES = [
-    pytest.param(row.example(example), check, id=f"{row.kind}-{example}-{check.name}")
-    for row in SEQUENCE
-    for index, example in enumerate(row.examples)
-    for check in sequence_checks()
-    # tests/distributed runs these, with one pair of processes.
-    if check not in ON_TWO_RANKS and (index == 0 or not check.slow)
-]
+from .matrix import cases
 
 
-@pytest.mark.parametrize(("config", "check"), CASES)
+@pytest.mark.parametrize(("config", "check"), cases(SEQUENCE, sequence_checks()))
 def test_conformance(config: SequenceConfig, check: Check) -> None:
     check.run(config)
 

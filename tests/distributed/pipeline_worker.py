@@ -1,12 +1,7 @@
-"""One process of a pipeline: runs every case it is given and writes down what happened, for the test to judge.
-
-python pipeline_worker.py FOLDER RANK RANKS
-"""
+"""One process of a pipeline: runs every case it is given and writes down what happened, for the test to judge."""
 
 import gc
 import json
-import os
-import sys
 import weakref
 from collections import Counter
 from collections.abc import Sequence
@@ -190,7 +185,7 @@ def run(
     return report, gradients
 
 
-def work(folder: Path, rank: int, ranks: int) -> None:
+def main(folder: Path, rank: int, ranks: int) -> None:
     """Runs all cases, those for fewer ranks in a group of the first ones."""
     torch.set_num_threads(1)
     meeting = f"file://{folder / 'meeting'}"
@@ -213,10 +208,3 @@ def work(folder: Path, rank: int, ranks: int) -> None:
     (folder / f"report{rank}.json").write_text(json.dumps(reports))
     dist.barrier()
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    os.environ["OMP_NUM_THREADS"] = "1"
-    work(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
-    # Without the end of the interpreter, which tears gloo's threads down and has aborted once all was done and written.
-    os._exit(0)

@@ -1,11 +1,10 @@
-"""One process of the runs that test_sharded.py compares: `python sharded_worker.py FOLDER RANK RANKS`."""
+"""One process of the runs that test_sharded.py compares."""
 
 import errno
 import json
 import os
 import shutil
 import socket
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -303,9 +302,9 @@ class Worker:
             shutil.copytree(self.folder / name, self.folder / other)
 
 
-def main() -> None:
+def main(folder: Path, rank: int, ranks: int) -> None:
     """Runs every scenario in order."""
-    folder, rank = Path(sys.argv[1]), int(sys.argv[2])
+    del ranks
     torch.set_num_threads(1)
     os.environ |= {"RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "TWOAXIS_CACHE": str(folder / "cache")}
     worker = Worker(folder, rank)
@@ -337,7 +336,3 @@ def main() -> None:
         if rank < ranks:
             scenario()
     (folder / f"found-{rank}.json").write_text(json.dumps(worker.found))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,6 @@
-"""One tensor rank of the cases that test_tensor.py compares: `python tensor_worker.py FOLDER RANK RANKS`."""
+"""One tensor rank of the cases that test_tensor.py compares."""
 
 import json
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -168,9 +167,8 @@ def starts(case: str, rank: int, ranks: int) -> list[str]:
     return [name for name in here if not torch.equal(parts[name], model.splits[name].of(whole[name].detach()))]
 
 
-def main() -> None:
+def main(folder: Path, rank: int, ranks: int) -> None:
     """Measures every case."""
-    folder, rank, ranks = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     torch.set_num_threads(1)
     store = dist.FileStore(str(folder / "meeting"), ranks)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=60))
@@ -185,7 +183,3 @@ def main() -> None:
     half = {sequence: half_precision("plain", sequence, rank, ranks) for sequence in sequences}
     (folder / f"found-{rank}.json").write_text(json.dumps({"runs": found, "starts": wrong, "half": half}))
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()

@@ -44,7 +44,7 @@ VERBS = (
         FEW,
     ),
     Verb("report", lambda given, out: ["report", out / "study"], FEW, begins="study"),
-    Verb("plan", lambda given, out: ["plan", "gpt-124m", "--html", out / "page.html"], FEW),
+    Verb("plan", lambda given, out: ["plan", given / "model.toml", "--html", out / "page.html"], FEW),
     Verb("calibrate", lambda given, out: ["plan", "--calibrate", "--out", out / "machine.toml"], FEW),
 )
 
@@ -94,10 +94,14 @@ blocks = [[{{kind = "attention", n_heads = 2}}, "swiglu"]]
 """
 
 
+MODEL = "vocab_size = 64\nd_model = 64\nn_layers = 2\n"
+
+
 def write_inputs(path: Path) -> None:
-    """Writes the text, the recipe and the study."""
+    """Writes the text, the recipe, the study and a model to plan."""
     text = path / "text.txt"
     text.write_text("".join(f"line {number} of a small text, {number * number}.\n" for number in range(120)))
     (path / "short.txt").write_text(text.read_text()[:200])
     (path / "recipe.toml").write_text(RECIPE.format(text=text))
     (path / "study.toml").write_text(STUDY.format(text=text))
+    (path / "model.toml").write_text(MODEL)

@@ -52,7 +52,7 @@ def mutants() -> list[Mutant]:
 def failures(root: Path, tests: str) -> list[str]:
     """The first test that fails in a copy, by its id; nothing when all pass."""
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *shlex.split(tests)]
-    environment = {**os.environ, "PYTHONPATH": str(root / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(root / "src"), "PYTHONDONTWRITEBYTECODE": "1", "CONFORMANCE": "every"}
     done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
     if done.returncode not in (0, 1):
         # Such as a mutant that cannot be imported: no test of ours has said what is wrong.

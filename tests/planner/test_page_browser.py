@@ -147,7 +147,7 @@ def calls(seed: int) -> list[tuple[Any, list[Any]]]:
     work = {"batch": pick.randint(1, 8), "tokens": pick.randint(1, 9), "context": pick.randint(0, 999), "tensor": 2}
     work |= {"sequence": pick.choice(["none", "tensor"]), "engine": "fused"}
     value = pick.choice([1, -1]) * 10 ** pick.uniform(-9, 14)
-    experts = {"routed": [64, pick.randint(1, 8), 10**6], "params": 10**8, "table": [999, pick.randint(1, 8), 12]}
+    experts = {"routed": [64, pick.randint(1, 8), 10**6], "params": 10**8, "tables": pick.randint(0, 10**6)}
     return [
         (pipeline.gpipe_order, [ranks, microbatches]),
         (pipeline.one_f_one_b_order, [ranks, microbatches]),

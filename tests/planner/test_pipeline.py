@@ -270,7 +270,8 @@ def test_nothing_waits_where_every_boundary_sends_the_whole_state() -> None:
 
 @pytest.mark.parametrize("row", list(DEPTH), ids=lambda row: row.kind)
 def test_payload_of_every_depth_mixer_is_what_its_named_tensors_say(row: Row) -> None:
-    for name in row.examples:
+    # Those of every example are the tensors of real stages: tests/distributed/test_pipeline_plan.py.
+    for name in dict.fromkeys([next(iter(row.examples)), list(row.examples)[-1]]):
         shape = model(6, width=24).with_depth(row.example(name))
         for forwarding in FORWARDINGS:
             expected = tuple(holdings(shape, 3, edges(shape, 6), forwarding))

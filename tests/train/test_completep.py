@@ -199,8 +199,11 @@ def test_without_the_factor_of_updates_they_do_not(check: ModuleType, monkeypatc
     assert check.change(check.model_of("residual", (32, 16))) > 2 * base
 
 
-@pytest.mark.parametrize(("name", "depth"), EXAMPLES)
-def test_the_first_steps_move_any_depth_mixer_as_far_in_a_larger_model(name: str, depth: Any, check: ModuleType) -> None:
+@pytest.mark.parametrize("row", [*DEPTH], ids=lambda row: row.kind)
+def test_the_first_steps_move_any_depth_mixer_as_far_in_a_larger_model(row: Any, check: ModuleType) -> None:
+    """As the kept check of every example says, which a test of the page reads."""
+    name = next(iter(row.examples))
+    depth, name = row.example(name), f"{row.kind}-{name}"
     base, larger = (check.change(check.model_of(depth, size), rows=4, tokens=8) for size in (check.BASE, (64, 6)))
     # The page says of the others how far they are apart.
     assert 0.4 < larger / base < 2.0 or name in check.APART, f"{name}: {larger / base:.2f}"

@@ -23,7 +23,7 @@ TOKENS = 16
 LONG = 2048
 """Tokens behind which activations are taken to grow evenly: engines that pad short sequences pad no more."""
 
-MANY = 32
+MANY = 16
 """Sublayers from which on a measurement is kept in the cache folder; that of a smaller model takes less than a second."""
 
 

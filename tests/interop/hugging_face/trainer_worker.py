@@ -1,8 +1,7 @@
-"""One rank of Hugging Face Trainer: `trainer_worker.py FOLDER RANK RANKS` trains every model by DDP and FSDP2, and saves it."""
+"""One rank of Hugging Face Trainer, which trains every model by DDP and FSDP2, and saves it."""
 
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +82,3 @@ def main(folder: Path, rank: int, ranks: int) -> None:
     if rank == 0:
         (folder / "found.json").write_text(json.dumps(found))
     torch.distributed.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
