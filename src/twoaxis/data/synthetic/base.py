@@ -8,8 +8,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from twoaxis.core.errors import ConfigError, DataError, problem
-from twoaxis.data.corpus.base import CorpusConfig, Source
-from twoaxis.data.corpus.split import Document, Scan, Split, split_documents
+from twoaxis.data.corpus.base import CorpusConfig, Document, Scan, Source, Split, split_documents
 
 
 class KeyedRandom:
