@@ -115,10 +115,10 @@ def test_every_flipped_bit_is_noticed(shard: TokenShard) -> None:
         assert str(shard.path) in str(caught.value) and "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("kept", [0, 7, HEADER_BYTES - 1, HEADER_BYTES, HEADER_BYTES + 9, -1])
+@pytest.mark.parametrize("kept", [0, 7, 8, HEADER_BYTES - 1, HEADER_BYTES, HEADER_BYTES + 9, -1])
 def test_a_file_cut_short_is_refused(shard: TokenShard, kept: int) -> None:
     shard.path.write_bytes(shard.path.read_bytes()[:kept])
-    with pytest.raises(DataError, match=r"is not a token shard|bytes; must have"):
+    with pytest.raises(DataError, match="is not a token shard" if 0 <= kept < 8 else "bytes; must have"):
         TokenShard.open(shard.path)
 
 

@@ -95,7 +95,11 @@ class PackedSampler:
                     f"{name}={value!r} in this run, {state[name]!r} in the checkpoint: must be equal to resume; "
                     f"use the {name} of the checkpoint, or start a new run"
                 )
-        self.step = int(state["step"])
+        if type(state["step"]) is not int or state["step"] < 0:
+            raise CheckpointError(
+                f"sampler state: step={state['step']!r}: must be a number from 0; resume from another checkpoint"
+            )
+        self.step = state["step"]
 
     def _epoch_order(self, epoch: int) -> np.ndarray:
         if epoch != self._epoch:

@@ -77,8 +77,10 @@ def read_header(content: bytes, where: str) -> ShardHeader:
     Raises:
         DataError: another kind of file, another version, a damaged header, or a wrong dtype for the vocabulary.
     """
-    if len(content) < HEADER_BYTES or content[: len(MAGIC)] != MAGIC:
+    if content[: len(MAGIC)] != MAGIC:
         raise DataError(f"{where}: is not a token shard (it begins with {content[:8]!r}); must begin with {MAGIC!r}; {REMEDY}")
+    if len(content) < HEADER_BYTES:
+        raise DataError(f"{where}: has {len(content)} bytes; must have at least the {HEADER_BYTES} of its header; {REMEDY}")
     _, version, digest = _PREFIX.unpack_from(content)
     if version != VERSION:
         raise DataError(f"{where}: has format version {version}; must be {VERSION}; {REMEDY}")
