@@ -112,7 +112,14 @@ def test_greedy_is_what_greedy_decoding_writes() -> None:
 
 def test_a_continuation_longer_than_the_model_takes(model: Decoder) -> None:
     context, continuation = PAIRS[5]
-    [(nats, _)] = DecoderLM(model, ByteTokenizer()).loglikelihood(ask("loglikelihood", (context, continuation)))
+    notes: list[str] = []
+    lm = DecoderLM(model, ByteTokenizer(), note=notes.append)
+    [(nats, _)] = lm.loglikelihood(ask("loglikelihood", (context, continuation)))
+    assert not notes, "the whole context was read"
+    lm.loglikelihood(ask("loglikelihood", ("a" * 20, "b" * 30), ("a" * 40, "b" * 30)))
+    assert notes == [
+        "warning: 2 contexts do not fit in max_seq_len=24 with what follows them: up to 27 of their first tokens were left out"
+    ]
     tokens = list((context + continuation).encode())
     total = 0.0
     with torch.no_grad():

@@ -73,6 +73,19 @@ class TwoAxisPreTrainedModel(PreTrainedModel):
         elif isinstance(module, nn.Linear):
             initialization.normal_(module.weight, std=matrix_std(decoder.base_d_model or module.in_features))
 
+    def resize_token_embeddings(
+        self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
+    ) -> nn.Embedding:
+        """Changes the size of the vocabulary, as in transformers.
+
+        Raises:
+            ConfigError: another size, where a mixer has a table with a row for each token.
+        """
+        size, multiple = new_num_tokens or self.config.vocab_size, pad_to_multiple_of or 1
+        # Before transformers changes the embedding in place.
+        _check_tables(cast(Any, self.base_model).decoder, -(-size // multiple) * multiple)
+        return super().resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
+
 
 class TwoAxisModel(TwoAxisPreTrainedModel):
     """A decoder without its head.
@@ -308,6 +321,15 @@ def check_cache(cache: Any) -> None:
     if cache is not None and not isinstance(cache, TwoAxisCache):
         remedy = "leave it out, or begin with TwoAxisCache()"
         raise ConfigError(problem("cache", type(cache).__name__, "a TwoAxisCache", remedy))
+
+
+def _check_tables(decoder: Decoder, vocab_size: int) -> None:
+    with torch.device("meta"):
+        shapes = {name: one.shape for name, one in Decoder(decoder.config.replace(vocab_size=vocab_size)).named_parameters()}
+    for name, parameter in decoder.named_parameters():
+        if name != "embedding.weight" and parameter.shape != shapes[name]:
+            allowed = f"{decoder.config.vocab_size}, since {name} has a row for each token"
+            raise ConfigError(problem("vocab_size", vocab_size, allowed, "train a new model with this vocabulary"))
 
 
 def _restore_buffers(decoder: Decoder) -> None:
