@@ -5,7 +5,7 @@ from typing import ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from twoaxis.core.errors import ConfigError, problem
-from twoaxis.data.synthetic.base import CUE, DIGITS, FILLER, LOWER, UPPER, KeyedRandom, SyntheticConfig
+from twoaxis.data.synthetic import CUE, DIGITS, FILLER, LOWER, UPPER, KeyedRandom, SyntheticConfig
 
 BEGIN = "|"
 """Precedes the symbols and their copy."""

@@ -18,14 +18,12 @@ from twoaxis.core.errors import DataError
 from twoaxis.data import Tokenizer
 from twoaxis.data.restoration import Restoration
 from twoaxis.data.text_stream import StoppingText, stop_tokens
+from twoaxis.data.tokenizer import Progress
 from twoaxis.interop.evaluate.perplexity import text_passage
 from twoaxis.interop.evaluate.tasks import Continuation
 from twoaxis.model import Decoder
 from twoaxis.model.generate import stream
 from twoaxis.model.likelihood import BATCH_SIZE, Passage, loglikelihoods, windows
-
-ProgressCallback = Callable[[str, int, int], None]
-"""Called with the name of a stage, the work done, and the total."""
 
 
 class DecoderLM(TemplateLM):
@@ -50,7 +48,7 @@ class DecoderLM(TemplateLM):
         tokenizer: Tokenizer,
         batch_size: int = BATCH_SIZE,
         note: Callable[[str], None] | None = None,
-        progress: ProgressCallback | None = None,
+        progress: Progress | None = None,
         ends: frozenset[int] = frozenset(),
     ) -> None:
         super().__init__()

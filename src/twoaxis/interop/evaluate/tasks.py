@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from twoaxis.core.errors import ConfigError, DataError, TwoAxisError, nearest, problem
 from twoaxis.data import Tokenizer
+from twoaxis.data.tokenizer import Progress
 from twoaxis.model import Decoder, Sampling
 from twoaxis.model.likelihood import BATCH_SIZE
 
 if TYPE_CHECKING:
     from lm_eval.tasks import TaskManager
-
-    from twoaxis.interop.evaluate.language_model import ProgressCallback
 
 
 MISSING = "lm-eval is not installed: must be there for tasks; pip install 'twoaxis[evaluate]'"
@@ -132,7 +131,7 @@ def run_tasks(
     limit: int | None = None,
     batch_size: int = BATCH_SIZE,
     note: Callable[[str], None] | None = None,
-    progress: "ProgressCallback | None" = None,
+    progress: Progress | None = None,
     ends: frozenset[int] = frozenset(),
 ) -> dict[str, Any]:
     """Evaluates a model on tasks; relative paths in a task are relative to its folder.

@@ -119,13 +119,10 @@ def _byte_engine() -> tokenizers.Tokenizer:
 
 
 def _byte_names() -> list[str]:
-    """What byte-level tokenizers call each byte: itself where it is a visible character, else the next one from U+0100 on."""
-    visible = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
-    names, next_code = [], 256
-    for byte in range(256):
-        names.append(chr(byte if byte in visible else next_code))
-        next_code += byte not in visible
-    return names
+    """The names of the bytes in byte-level tokenizers: the character itself if it is visible, else the next from U+0100 on."""
+    alphabet = set(pre_tokenizers.ByteLevel.alphabet())
+    others = (name for name in sorted(alphabet) if ord(name) > 255)
+    return [chr(byte) if chr(byte) in alphabet else next(others) for byte in range(256)]
 
 
 CODE_FILE = "modeling_twoaxis.py"
