@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from twoaxis.data.synthetic import SyntheticConfig
-from twoaxis.data.synthetic.tasks import CopyConfig, EarlyFeatureConfig, MqarConfig, MultiHopConfig, SwitchingNgramConfig
+from twoaxis.data.synthetic.kinds import CopyConfig, EarlyFeatureConfig, MqarConfig, MultiHopConfig, SwitchingNgramConfig
 from twoaxis.train import TrainConfig, train
 
 LOOKUP = [["short_conv", {"kind": "attention", "n_heads": 1}, "swiglu"]]

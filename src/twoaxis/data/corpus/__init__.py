@@ -9,7 +9,7 @@ from twoaxis.core.registry import Row, Table
 from twoaxis.data.corpus.base import Corpus, CorpusConfig, Document, Side, expanded
 from twoaxis.data.corpus.sotu import SotuConfig
 from twoaxis.data.corpus.user_files import JsonlConfig, ParquetConfig, TextConfig, detect_kind
-from twoaxis.data.synthetic.tasks import CopyConfig, EarlyFeatureConfig, MqarConfig, MultiHopConfig, SwitchingNgramConfig
+from twoaxis.data.synthetic.kinds import CopyConfig, EarlyFeatureConfig, MqarConfig, MultiHopConfig, SwitchingNgramConfig
 
 CORPORA: Table[CorpusConfig] = Table(
     "corpus",
