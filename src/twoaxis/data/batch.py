@@ -38,7 +38,7 @@ class Batch(NamedTuple):
         return Batch(self.tokens.to(device), self.targets.to(device), documents)
 
     def part(self, index: int, count: int, size: int | None = None) -> "Batch":
-        """One of `count` parts of equal size; rows that lack are filled with others, whose targets are `IGNORE`.
+        """One of `count` parts of equal size; missing rows are copies of another, with all targets `IGNORE`.
 
         Args:
             index: of the part.

@@ -230,7 +230,7 @@ class AnswerGuesses:
         majority: accuracy of the most frequent answer.
         in_context: loss of a uniform guess among the possible answers in the sample before the question; None if an answer is
             not among them.
-        answers: in training, a count.
+        answers: number of answers in training.
     """
 
     chance: float

@@ -67,7 +67,7 @@ def _move_children(source: Decoder, target: Decoder) -> None:
 
 
 def to_fast_tokenizer(tokenizer: Tokenizer, max_tokens: int | None = None) -> "PreTrainedTokenizerBase":
-    """The tokenizer of transformers that gives the same ids for any text, behind the begin marker where there is one.
+    """The tokenizer of transformers that gives the same ids for any text, after the begin marker, if any.
 
     Text that spells a marker stays text, as in training. The end marker is also the padding, which masks hide; the byte
     tokenizer has neither, so batches of prompts need a padding token of the caller's choice.
@@ -91,7 +91,7 @@ def to_fast_tokenizer(tokenizer: Tokenizer, max_tokens: int | None = None) -> "P
         marks = [(engine.id_to_token(token), token) for token in tokenizer.begin_of_document]
         begin = marks[0][0] if marks else None
         if engine.num_special_tokens_to_add(is_pair=False) != len(marks):
-            # What a post-processor puts behind a text would end every prompt.
+            # Tokens that a post-processor adds after a text would end every prompt.
             pieces = [name for name, _ in marks]
             engine.post_processor = processors.TemplateProcessing(single=[*pieces, "$A"], special_tokens=marks)
     else:
@@ -126,7 +126,7 @@ def _byte_names() -> list[str]:
 
 
 CODE_FILE = "modeling_twoaxis.py"
-"""Code for programs that import no twoaxis themselves, and run code of a folder where the user trusts it."""
+"""Code for programs that do not import twoaxis, but run the code of a folder that the user trusts."""
 
 CODE = """# Needs `pip install twoaxis[hf]`; there is no other code in this folder.
 from twoaxis.interop.hugging_face import TwoAxisConfig, TwoAxisForCausalLM, TwoAxisModel
@@ -149,8 +149,8 @@ def export_folder(
         model: the decoder.
         folder: must not exist, or be empty.
         tokenizer: its end marker becomes the token at which `generate` stops.
-        source_files: files of the model that this one began as, about special tokens, chats and what ends an answer; they take
-            the place of ours.
+        source_files: files of the model that this one began as: special tokens, chat template, tokens that end an answer; they
+            replace ours.
         code: whether the folder names code that imports this library, for programs that need code there.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The models of transformers around our decoder: no mixer is written a second time.
+"""The decoder as models of transformers; no mixer is written a second time.
 
 Letters: B batch, T tokens of this call, S tokens so far, D width, V vocabulary, L blocks.
 """
@@ -42,7 +42,7 @@ CACHE_IMPLEMENTATIONS = (None, "dynamic", "dynamic_full", "static")
 
 
 class TwoAxisPreTrainedModel(PreTrainedModel):
-    """What both models share: the configuration class, initial values, and what transformers may do with the modules."""
+    """Base of both models: the configuration class, initial values, and what transformers may do with the modules."""
 
     config: TwoAxisConfig
     config_class = TwoAxisConfig
@@ -54,12 +54,12 @@ class TwoAxisPreTrainedModel(PreTrainedModel):
 
     @classmethod
     def is_custom_code(cls) -> bool:
-        """No: `_init_weights` leaves what was loaded alone, so transformers need not keep it away from a whole decoder."""
+        """No: `_init_weights` leaves loaded values unchanged, so transformers may call it for a whole decoder."""
         return False
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """Sets what was not loaded: the decoder as our own would be, anything that transformers adds around it by its shape."""
+        """Sets values that were not loaded: of a decoder as it would itself, of modules of transformers by their shape."""
         decoder = self.config.decoder_config
         if isinstance(module, Decoder):
             if module.embedding.weight.is_meta:
@@ -301,7 +301,7 @@ class TwoAxisForCausalLM(TwoAxisPreTrainedModel, GenerationMixin):
     def _prepare_cache_for_generation(
         self, generation_config: GenerationConfig, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
     ) -> Any:
-        """Puts our cache where `generate` would make one of its own."""
+        """Provides a `TwoAxisCache` where `generate` would make another cache."""
         del args, kwargs
         implementation, given = generation_config.cache_implementation, model_kwargs.get(CACHE)
         if implementation not in CACHE_IMPLEMENTATIONS:
