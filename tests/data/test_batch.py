@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from twoaxis.core.errors import CheckpointError, ConfigError, DataError
-from twoaxis.data.batch import Batch, Packing, read_batch
-from twoaxis.data.sampler import PackedSampler, validation_batches
+from twoaxis.data.batch import Batch, PackedSampler, Packing, read_batch, validation_batches
 from twoaxis.data.shards import TokenShard, write_shard
 from twoaxis.ops.cross_entropy import IGNORE
 
