@@ -6,6 +6,7 @@ import shutil
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ from twoaxis.data import Tokenizer
 from twoaxis.data.tokenizer import ByteTokenizer, SubwordTokenizer
 from twoaxis.interop.evaluate import open_tasks, run_tasks, score_texts
 from twoaxis.interop.evaluate.language_model import DecoderLM
-from twoaxis.interop.evaluate.tasks import Continuation
+from twoaxis.interop.evaluate.tasks import Continuation, _configurations
 from twoaxis.model import Sampling, generate
 from twoaxis.train import save_trained
 
@@ -240,6 +241,16 @@ def test_what_a_task_may_ask_of_generation() -> None:
         Continuation.read({"num_beams": 4}, 64)
     with pytest.raises(ConfigError, match=r"max_gen_toks=64: must be in 0\.\.63"):
         Continuation.read({"max_gen_toks": 64}, 64)
+
+
+def test_a_group_that_is_a_member_of_itself_is_refused() -> None:
+    def entry(*members: str) -> SimpleNamespace:
+        return SimpleNamespace(cfg={"task": list(members) or "leaf"}, tags=frozenset())
+
+    manager: Any = SimpleNamespace(task_index={"a": entry("b", "c"), "b": entry("c", "a"), "c": entry(), "d": entry("c", "c")})
+    with pytest.raises(ConfigError, match=r"^task 'a': is a member of itself \(a > b > a\); remove it"):
+        list(_configurations(manager, ["a"]))
+    assert len(list(_configurations(manager, ["d", "c"]))) == 4
 
 
 def test_tasks_of_a_folder(model: Decoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
