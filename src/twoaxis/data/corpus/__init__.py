@@ -22,8 +22,8 @@ CORPORA: Table[CorpusConfig] = Table(
         Row(ParquetConfig, "Parquet files with one document per row", {"file": {"path": "corpus.parquet"}}),
         Row(MqarConfig, "synthetic: the values of several keys (associative recall)", {"default": {}}),
         Row(CopyConfig, "synthetic: symbols copied in order without the blanks among them (induction)", {"default": {}}),
-        Row(SwitchingNgramConfig, "synthetic: a local n-gram whose place the last token switches", {"default": {}}),
-        Row(EarlyFeatureConfig, "synthetic: a token or what was looked up for it, as a mark decides", {"default": {}}),
+        Row(SwitchingNgramConfig, "synthetic: one of the last letters, selected by the last token", {"default": {}}),
+        Row(EarlyFeatureConfig, "synthetic: a token or its looked-up value, selected by a mark", {"default": {}}),
         Row(MultiHopConfig, "synthetic: the k-th successor of a node on a cycle of shuffled edges", {"default": {}}),
     ],
 )

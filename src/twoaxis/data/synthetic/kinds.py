@@ -1,4 +1,4 @@
-"""The synthetic tasks: copying, associative recall, multi-hop lookup, an early feature late in depth, a switched n-gram."""
+"""The kinds of synthetic task: copying, associative recall, multi-hop lookup, early features late in depth, switched n-grams."""
 
 from typing import ClassVar, Literal, Self
 
