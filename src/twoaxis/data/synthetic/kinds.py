@@ -1,4 +1,4 @@
-"""The kinds of synthetic task: copying, associative recall, multi-hop lookup, early features late in depth, switched n-grams."""
+"""The synthetic tasks: copying, associative recall, multi-hop lookup, early features late in depth, switched n-grams."""
 
 from typing import ClassVar, Literal, Self
 
