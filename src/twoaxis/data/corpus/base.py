@@ -21,6 +21,7 @@ def expanded(path: Path) -> Path:
 
 
 def _recordable(path: Path) -> Path:
+    # Not the whole path, as in `check_utf8`: a run may be loaded in any working directory.
     try:
         str(path).encode()
     except UnicodeEncodeError:
