@@ -4,14 +4,8 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 
-from twoaxis.data.synthetic import (
-    CopyConfig,
-    EarlyFeatureConfig,
-    MqarConfig,
-    MultiHopConfig,
-    SwitchingNgramConfig,
-    SyntheticConfig,
-)
+from twoaxis.data.synthetic import SyntheticConfig
+from twoaxis.data.synthetic.kinds import CopyConfig, EarlyFeatureConfig, MqarConfig, MultiHopConfig, SwitchingNgramConfig
 
 LONGEST_CONTEXT = 4
 """Characters of the longest n-gram that the lookup knows."""

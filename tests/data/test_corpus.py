@@ -23,7 +23,7 @@ from twoaxis.data.corpus import (
     TextConfig,
     parse_corpus,
 )
-from twoaxis.data.corpus.split import Scan, Scanner, content_key, split_by_fraction, split_tail
+from twoaxis.data.corpus.base import Scan, Scanner, content_key, split_by_fraction, split_tail
 
 
 def write_parquet(path: Path, values: list, column: str = "text") -> Path:
@@ -58,10 +58,10 @@ def test_a_folder_is_read_in_the_order_of_names(tmp_path: Path) -> None:
 
 def test_jsonl_reads_the_field_and_leaves_out_blank_lines(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
-    path.write_text('{"body": "one"}\n\n{"body": "two"}')
+    path.write_bytes(b'\xef\xbb\xbf\r\n{"body": "one"}\r\n\r\n{"body": "two"}')
     assert list(JsonlConfig(path=path, field="body").documents()) == [
-        Document("a.jsonl:1", "one"),
-        Document("a.jsonl:3", "two"),
+        Document("a.jsonl:2", "one"),
+        Document("a.jsonl:4", "two"),
     ]
 
 

@@ -5,12 +5,14 @@ import json
 import os
 import tarfile
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
-from twoaxis.core.errors import ConfigError
+from twoaxis.core.errors import ConfigError, DataError
 from twoaxis.core.text import decode_text
 from twoaxis.data.corpus import Corpus, parse_corpus
+from twoaxis.data.tokenizer import FileTokenizerConfig
 
 LINES = "".join(json.dumps({"text": f"text {number}, é"}, ensure_ascii=False) + "\n" for number in range(20))
 PROSE = "Fellow citizens of the Senate.\n" * 20
@@ -139,3 +141,82 @@ def test_files_of_a_folder_are_looked_into(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text('{"text": "one"}\n{"text": "two"}\n')
     with pytest.raises(ConfigError, match=r"holds jsonl in a.txt: must be text; name its files with kind and pattern$"):
         parse_corpus(tmp_path)
+
+
+@pytest.mark.parametrize("names", [("a.txt", "B.TXT"), ("a.jsonl", "b.JSONL"), ("a.CSV",)])
+def test_suffixes_in_capitals_are_not_left_out(tmp_path: Path, names: tuple[str, ...]) -> None:
+    for name in names:
+        (tmp_path / name).write_text("one")
+    with pytest.raises(ConfigError, match="must be of one kind"):
+        parse_corpus(tmp_path)
+
+
+def test_a_folder_of_suffixes_in_capitals_is_read(tmp_path: Path) -> None:
+    (tmp_path / "B.TXT").write_text("one")
+    assert [document.name for document in parse_corpus(tmp_path).documents()] == ["B.TXT"]
+
+
+def test_folders_behind_links_are_read_once(tmp_path: Path) -> None:
+    """They were left out without a word."""
+    folder, elsewhere = tmp_path / "corpus", tmp_path / "elsewhere"
+    (folder / "own").mkdir(parents=True)
+    (elsewhere / "deep").mkdir(parents=True)
+    for path in (folder / "a.txt", folder / "own" / "b.txt", elsewhere / "deep" / "c.txt"):
+        path.write_text(path.name)
+    (folder / "link").symlink_to(elsewhere)
+    (folder / "again").symlink_to(folder / "own")
+    (elsewhere / "deep" / "back").symlink_to(folder)
+    (elsewhere / "up").symlink_to(tmp_path)
+    (folder / "file.txt").symlink_to(elsewhere / "deep" / "c.txt")
+    corpus = parse_corpus(folder)
+    assert [document.name for document in corpus.documents()] == ["a.txt", "file.txt", "link/deep/c.txt", "own/b.txt"]
+
+
+def test_a_link_to_a_missing_file_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one")
+    (tmp_path / "b.txt").symlink_to("gone.txt")
+    with pytest.raises(DataError, match=r"b.txt: cannot be read \(No such file or directory\)"):
+        Corpus.open(parse_corpus(tmp_path))
+
+
+def test_a_folder_that_cannot_be_read_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "closed").mkdir()
+    (tmp_path / "a.txt").write_text("one")
+    scan = os.scandir
+
+    def refuse(path: Path) -> object:
+        if Path(path).name == "closed":
+            raise PermissionError(13, "Permission denied", str(path))
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(DataError, match=r"closed: cannot be read \(Permission denied\)"):
+        parse_corpus(tmp_path)
+
+
+def test_a_pattern_outside_the_folder_is_an_error_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^pattern=.*: must be a pattern of names within the folder"):
+        Corpus.open(parse_corpus({"kind": "text", "path": str(tmp_path), "pattern": "/etc/*"}))
+
+
+def test_a_user_without_a_home_folder_is_no_trace() -> None:
+    with pytest.raises(DataError, match=r"^path='~nobody-of-this-name/a.txt': must be an existing file or folder"):
+        Corpus.open(parse_corpus("~nobody-of-this-name/a.txt"))
+    with pytest.raises(DataError, match=r"^tokenizer ~nobody-of-this-name/a.json: cannot be read"):
+        FileTokenizerConfig(path=Path("~nobody-of-this-name/a.json")).build(cast(Any, None))
+
+
+def test_a_name_that_a_run_cannot_record_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run with such a path in its recipe could be neither resumed nor loaded."""
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    folder.mkdir()
+    (folder / os.fsdecode(b"\xe9.txt")).write_text("a text and its end")
+    for build in (parse_corpus, lambda path: FileTokenizerConfig(path=path)):
+        with pytest.raises(
+            ConfigError, match=r"caf\\+xe9': must be a name in UTF-8, since the run records it as text; rename it"
+        ):
+            build(folder)
+    monkeypatch.chdir(folder)
+    corpus = Corpus.open(parse_corpus(Path(".")))
+    assert (corpus.source.name, corpus.scan.n_documents) == ("caf\\xe9", 1)
+    assert json.loads(json.dumps(corpus.to_data(), ensure_ascii=False).encode()) == corpus.to_data()

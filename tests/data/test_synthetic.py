@@ -10,15 +10,8 @@ from hypothesis import strategies as st
 from twoaxis.core.errors import ConfigError, DataError
 from twoaxis.data import CORPORA, prepare
 from twoaxis.data.corpus import Corpus
-from twoaxis.data.synthetic import (
-    CopyConfig,
-    EarlyFeatureConfig,
-    MqarConfig,
-    MultiHopConfig,
-    SwitchingNgramConfig,
-    SyntheticConfig,
-)
-from twoaxis.data.synthetic.base import KeyedRandom
+from twoaxis.data.synthetic import KeyedRandom, SyntheticConfig
+from twoaxis.data.synthetic.kinds import CopyConfig, EarlyFeatureConfig, MqarConfig, MultiHopConfig, SwitchingNgramConfig
 
 from .synthetic_solvers import SOLVERS, accuracy, answers, last_match, last_match_of_key, ngram
 

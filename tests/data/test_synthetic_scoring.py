@@ -9,7 +9,8 @@ from twoaxis.core.errors import ConfigError, DataError
 from twoaxis.data import CORPORA, PackedSampler, prepare, validation_batches
 from twoaxis.data.batch import Batch, Packing
 from twoaxis.data.prepare import PreparedData
-from twoaxis.data.synthetic import MqarConfig, SyntheticConfig
+from twoaxis.data.synthetic import SyntheticConfig
+from twoaxis.data.synthetic.kinds import MqarConfig
 from twoaxis.model import Decoder
 from twoaxis.ops.cross_entropy import IGNORE
 from twoaxis.train import TrainConfig, read_metrics, train

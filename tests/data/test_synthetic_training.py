@@ -5,14 +5,8 @@ from typing import Any
 
 import pytest
 
-from twoaxis.data.synthetic import (
-    CopyConfig,
-    EarlyFeatureConfig,
-    MqarConfig,
-    MultiHopConfig,
-    SwitchingNgramConfig,
-    SyntheticConfig,
-)
+from twoaxis.data.synthetic import SyntheticConfig
+from twoaxis.data.synthetic.kinds import CopyConfig, EarlyFeatureConfig, MqarConfig, MultiHopConfig, SwitchingNgramConfig
 from twoaxis.train import TrainConfig, train
 
 LOOKUP = [["short_conv", {"kind": "attention", "n_heads": 1}, "swiglu"]]

@@ -4,10 +4,9 @@ Corpora and tokenizers are tables of kinds; `prepare` turns one of each into sha
 `validation_batches` read batches from them. Nothing here imports `tokenizers` or `pyarrow` before it is needed.
 """
 
-from twoaxis.data.batch import Batch, Packing
+from twoaxis.data.batch import Batch, PackedSampler, Packing, validation_batches
 from twoaxis.data.corpus import CORPORA, Corpus, CorpusConfig, CorpusField, Document, parse_corpus
 from twoaxis.data.prepare import PreparedData, prepare
-from twoaxis.data.sampler import PackedSampler, validation_batches
 from twoaxis.data.shards import TokenShard, shard_writer, write_shard
 from twoaxis.data.tokenizer import (
     TOKENIZERS,

@@ -77,8 +77,10 @@ def read_header(content: bytes, where: str) -> ShardHeader:
     Raises:
         DataError: another kind of file, another version, a damaged header, or a wrong dtype for the vocabulary.
     """
-    if len(content) < HEADER_BYTES or content[: len(MAGIC)] != MAGIC:
+    if content[: len(MAGIC)] != MAGIC:
         raise DataError(f"{where}: is not a token shard (it begins with {content[:8]!r}); must begin with {MAGIC!r}; {REMEDY}")
+    if len(content) < HEADER_BYTES:
+        raise DataError(f"{where}: has {len(content)} bytes; must have at least the {HEADER_BYTES} of its header; {REMEDY}")
     _, version, digest = _PREFIX.unpack_from(content)
     if version != VERSION:
         raise DataError(f"{where}: has format version {version}; must be {VERSION}; {REMEDY}")
@@ -128,16 +130,18 @@ class ShardWriter:
         """Appends one document, `name` in errors; a document without tokens is skipped.
 
         Raises:
-            DataError: an id outside the vocabulary.
+            DataError: an id outside the vocabulary, or several rows of ids.
         """
-        tokens = np.asarray(ids)
+        tokens, called = np.asarray(ids), f"document {name or len(self._starts)}"
         if not tokens.size:
             return
+        if tokens.ndim != 1:
+            raise DataError(f"{called}: has ids of shape {list(tokens.shape)}; must be one row; add each row as a document")
         low, high = int(tokens.min()), int(tokens.max())
         if tokens.dtype.kind not in "iu" or low < 0 or high >= self._vocab_size:
             wrong = low if low < 0 else high
             raise DataError(
-                f"token id {wrong} in document {name or len(self._starts)}: must be an integer from 0 to "
+                f"token id {wrong} in {called}: must be an integer from 0 to "
                 f"{self._vocab_size - 1}; use the vocab_size of the tokenizer that made the ids"
             )
         self._starts.append(self._n_tokens)

@@ -14,7 +14,8 @@ class TextStream:
     """Decodes tokens one at a time, and returns only text that later tokens do not change.
 
     A character may span several tokens; it is returned with the last of them. All returned text and `rest` together are the
-    text of all tokens.
+    text of all tokens. One exception: tokenizers with byte fallback decode a run of bytes as a whole, so a byte that is not
+    UTF-8 would change characters that were returned already.
 
     Cost: each token decodes the unfinished ones and a few before them, for a text of any length.
 

@@ -44,7 +44,7 @@ REFUSED = [
     (config([attention()], ["swiglu"]), COUNT, "0 attentions in block 1"),
     (config([attention()], [attention(n_heads=4)]), HEADS, "4 heads and 4 kv-heads of 2 of 'attention' in block 1"),
     (config([attention()], [attention(n_kv_heads=1)]), HEADS, "2 heads and 1 kv-heads of 4"),
-    (config([SWA], [attention()], [attention(window=5)]), WINDOWS, "window=5 of 'attention' in block 2 beside window=3"),
+    (config([SWA], [attention()], [attention(window=5)]), WINDOWS, "window=5 of 'attention' in block 2, others window=3"),
 ]
 
 

@@ -6,6 +6,7 @@ import shutil
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ from twoaxis.data import Tokenizer
 from twoaxis.data.tokenizer import ByteTokenizer, SubwordTokenizer
 from twoaxis.interop.evaluate import open_tasks, run_tasks, score_texts
 from twoaxis.interop.evaluate.language_model import DecoderLM
-from twoaxis.interop.evaluate.tasks import Continuation
+from twoaxis.interop.evaluate.tasks import Continuation, _configurations
 from twoaxis.model import Sampling, generate
 from twoaxis.train import save_trained
 
@@ -112,7 +113,14 @@ def test_greedy_is_what_greedy_decoding_writes() -> None:
 
 def test_a_continuation_longer_than_the_model_takes(model: Decoder) -> None:
     context, continuation = PAIRS[5]
-    [(nats, _)] = DecoderLM(model, ByteTokenizer()).loglikelihood(ask("loglikelihood", (context, continuation)))
+    notes: list[str] = []
+    lm = DecoderLM(model, ByteTokenizer(), note=notes.append)
+    [(nats, _)] = lm.loglikelihood(ask("loglikelihood", (context, continuation)))
+    assert not notes, "the whole context was read"
+    lm.loglikelihood(ask("loglikelihood", ("a" * 20, "b" * 30), ("a" * 40, "b" * 30)))
+    assert notes == [
+        "warning: 2 contexts do not fit in max_seq_len=24 with what follows them: up to 27 of their first tokens were left out"
+    ]
     tokens = list((context + continuation).encode())
     total = 0.0
     with torch.no_grad():
@@ -233,6 +241,16 @@ def test_what_a_task_may_ask_of_generation() -> None:
         Continuation.read({"num_beams": 4}, 64)
     with pytest.raises(ConfigError, match=r"max_gen_toks=64: must be in 0\.\.63"):
         Continuation.read({"max_gen_toks": 64}, 64)
+
+
+def test_a_group_that_is_a_member_of_itself_is_refused() -> None:
+    def entry(*members: str) -> SimpleNamespace:
+        return SimpleNamespace(cfg={"task": list(members) or "leaf"}, tags=frozenset())
+
+    manager: Any = SimpleNamespace(task_index={"a": entry("b", "c"), "b": entry("c", "a"), "c": entry(), "d": entry("c", "c")})
+    with pytest.raises(ConfigError, match=r"^task 'a': is a member of itself \(a > b > a\); remove it"):
+        list(_configurations(manager, ["a"]))
+    assert len(list(_configurations(manager, ["d", "c"]))) == 4
 
 
 def test_tasks_of_a_folder(model: Decoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -110,6 +110,15 @@ def test_a_vocabulary_can_grow():
     assert from_hugging_face(model).config.vocab_size == 44
 
 
+@pytest.mark.parametrize("depth", ["value_embedding", "per_layer_embedding"])
+def test_a_vocabulary_with_tables_cannot_grow(depth):
+    """Its new tokens had no row, which an index error told at the first of them, or at the next loading."""
+    model = to_hugging_face(Decoder.build(DecoderConfig(vocab_size=40, d_model=16, n_layers=2, depth=depth)))
+    with pytest.raises(ConfigError, match=r"^vocab_size=44: must be 40, since blocks\.\d.*table has a row for each token"):
+        model.resize_token_embeddings(44, mean_resizing=False)
+    assert model(TOKENS).logits.shape[-1] == from_hugging_face(model).config.vocab_size == 40
+
+
 IMPORTS = {
     "twoaxis.hf first": "import twoaxis.hf\nfrom transformers import AutoModelForCausalLM",
     "transformers first": "from transformers import AutoModelForCausalLM\nimport twoaxis\n"

@@ -120,7 +120,7 @@ def test_many_at_once_are_answered_as_each_alone(client: Client) -> None:
     [
         (COMPLETIONS, b'{"prompt":', 400, "is not JSON"),
         (COMPLETIONS, {"prompt": "a", "max_tokens": 0}, 400, "max_tokens=0: must be >= 1"),
-        (COMPLETIONS, {"prompt": "a" * 61}, 400, "prompt=61: must be from 1 to 60 tokens; send another prompt"),
+        (COMPLETIONS, {"prompt": "a" * 61}, 400, "tokens of prompt=61: must be from 1 to 60; send another prompt"),
         (COMPLETIONS, {"prompt": "\ud800"}, 400, "half of a surrogate pair"),
         (COMPLETIONS, {"prompt": "\ud800", "max_tokens": "\ud800"}, 400, "max_tokens="),
         (COMPLETIONS, {"prompt": "a", "model": "other"}, 404, "unknown model"),
@@ -136,6 +136,10 @@ def test_refusals_have_the_shape_of_the_api(client: Client, path: str, body: Any
     assert set(answer["error"]) == {"message", "type", "param", "code"}
     assert message in answer["error"]["message"]
     assert answer["error"]["type"] == "invalid_request_error"
+
+
+def test_a_wrong_method_is_told_the_right_ones(client: Client) -> None:
+    assert client.post("/v1/models", {})[2]["Allow"] == "GET"
 
 
 def test_models_health_and_metrics(client: Client) -> None:

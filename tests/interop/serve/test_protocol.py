@@ -53,15 +53,15 @@ def refusal_of(kind: type[Request], body: bytes) -> Refusal:
         (b'{"prompt": ["a", 3]}', "must be a string, a list", "prompt"),
         (b'{"prompt": [[1], "a"]}', "must be a string, a list", "prompt"),
         (b'{"prompt": [true]}', "must be a string, a list", "prompt"),
-        (b'{"prompt": ""}', "prompt=0: must be from 1 to 40 tokens", "prompt"),
-        (b'{"prompt": [[]]}', "prompt=0: must be from 1 to 40 tokens", "prompt"),
+        (b'{"prompt": ""}', "tokens of prompt=0: must be from 1 to 40", "prompt"),
+        (b'{"prompt": [[]]}', "tokens of prompt=0: must be from 1 to 40", "prompt"),
         (b'{"prompt": [256]}', "token id=256: must be in 0..255", "prompt"),
         (b'{"prompt": [-1]}', "token id=-1: must be in 0..255", "prompt"),
         (b'{"prompt": "\\ud800"}', "half of a surrogate pair", "prompt"),
         (b'{"prompt": "a", "max_tokens": 0}', "max_tokens=0: must be >= 1", "max_tokens"),
         (b'{"prompt": "a", "max_tokens": "5"}', "max_tokens='5': must be a whole number", "max_tokens"),
         (b'{"prompt": "a", "max_tokens": true}', "max_tokens=True: must be a whole number", "max_tokens"),
-        (b'{"prompt": "a", "max_tokens": 31}', "max_tokens=31: must be at most 30 behind a prompt of 1 tokens", "max_tokens"),
+        (b'{"prompt": "a", "max_tokens": 31}', "max_tokens=31: must be at most 30 after a prompt of 1 tokens", "max_tokens"),
         (b'{"prompt": "a", "temperature": -1}', "temperature=-1: must be >= 0", "temperature"),
         (b'{"prompt": "a", "temperature": 2.5}', "temperature=2.5: must be <= 2", "temperature"),
         (b'{"prompt": "a", "temperature": NaN}', "temperature=nan: must be a finite number", "temperature"),
@@ -102,7 +102,7 @@ def test_what_cannot_be_answered_is_refused_in_one_line(body: bytes, message: st
         ({"messages": [{"role": "user"}]}, "messages.0: content is missing in the message"),
         ({"messages": [{"role": "user", "content": 3}]}, "content=3: must be a string or a list of text parts"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "send text only"),
-        ({"messages": [{"role": "user", "content": "a" * 41}]}, "from 1 to 40 tokens"),
+        ({"messages": [{"role": "user", "content": "a" * 41}]}, "tokens of messages=58: must be from 1 to 40"),
         ({"tools": [{"type": "function"}]}, "is not supported"),
         ({"response_format": {"type": "json_object"}}, "is not supported"),
         ({"max_tokens": 3, "max_completion_tokens": 4}, "must be the same"),
@@ -162,7 +162,7 @@ def test_lengths_that_are_not_said() -> None:
     assert room(completion(prompt="a" * 40), small) == 10
     assert room(chat(max_completion_tokens=7)) == 7
     # A model that is shorter than the limits.
-    with pytest.raises(Refusal, match="from 1 to 19 tokens"):
+    with pytest.raises(Refusal, match="tokens of prompt=20: must be from 1 to 19"):
         room(completion(prompt="a" * 20), Served("toy", ByteTokenizer(), 20, SERVED.limits))
 
 

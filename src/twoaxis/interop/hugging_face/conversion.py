@@ -1,6 +1,11 @@
-"""Decoders and tokenizers as those of transformers, and decoders back: the same parameters, not copies of them."""
+"""Decoders and tokenizers as those of transformers, decoders back, and folders that `from_pretrained` loads.
+
+A conversion shares the parameters, without copies. Folders hold no code of their own; `import twoaxis.hf` comes before.
+"""
 
 import json
+from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import tokenizers
@@ -9,7 +14,10 @@ from tokenizers import decoders, models, pre_tokenizers, processors
 from torch import nn
 from transformers import PreTrainedTokenizerFast
 
+from twoaxis.checkpoints.decoder_folder import DEFINITION_FILE
+from twoaxis.checkpoints.published_folder import GENERATION_CONFIG, generation_defaults, write_source_files
 from twoaxis.core.errors import DataError, problem
+from twoaxis.core.files import new_folder
 from twoaxis.data.tokenizer import ByteTokenizer, SubwordTokenizer, Tokenizer
 from twoaxis.interop.engines import number_attentions
 from twoaxis.interop.hugging_face.configuration import TwoAxisConfig
@@ -59,7 +67,7 @@ def _move_children(source: Decoder, target: Decoder) -> None:
 
 
 def to_fast_tokenizer(tokenizer: Tokenizer, max_tokens: int | None = None) -> "PreTrainedTokenizerBase":
-    """The tokenizer of transformers that gives the same ids for any text, behind the begin marker where there is one.
+    """The tokenizer of transformers that gives the same ids for any text, after the begin marker, if any.
 
     Text that spells a marker stays text, as in training. The end marker is also the padding, which masks hide; the byte
     tokenizer has neither, so batches of prompts need a padding token of the caller's choice.
@@ -83,7 +91,7 @@ def to_fast_tokenizer(tokenizer: Tokenizer, max_tokens: int | None = None) -> "P
         marks = [(engine.id_to_token(token), token) for token in tokenizer.begin_of_document]
         begin = marks[0][0] if marks else None
         if engine.num_special_tokens_to_add(is_pair=False) != len(marks):
-            # What a post-processor puts behind a text would end every prompt.
+            # Tokens that a post-processor adds after a text would end every prompt.
             pieces = [name for name, _ in marks]
             engine.post_processor = processors.TemplateProcessing(single=[*pieces, "$A"], special_tokens=marks)
     else:
@@ -111,10 +119,59 @@ def _byte_engine() -> tokenizers.Tokenizer:
 
 
 def _byte_names() -> list[str]:
-    """What byte-level tokenizers call each byte: itself where it is a visible character, else the next one from U+0100 on."""
-    visible = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
-    names, next_code = [], 256
-    for byte in range(256):
-        names.append(chr(byte if byte in visible else next_code))
-        next_code += byte not in visible
-    return names
+    """The names of the bytes in byte-level tokenizers: the character itself if it is visible, else the next from U+0100 on."""
+    alphabet = set(pre_tokenizers.ByteLevel.alphabet())
+    others = (name for name in sorted(alphabet) if ord(name) > 255)
+    return [chr(byte) if chr(byte) in alphabet else next(others) for byte in range(256)]
+
+
+CODE_FILE = "modeling_twoaxis.py"
+"""Code for programs that do not import twoaxis, but run the code of a folder that the user trusts."""
+
+CODE = """# Needs `pip install twoaxis[hf]`; there is no other code in this folder.
+from twoaxis.interop.hugging_face import TwoAxisConfig, TwoAxisForCausalLM, TwoAxisModel
+"""
+
+AUTO_MAP = {"AutoConfig": "TwoAxisConfig", "AutoModel": "TwoAxisModel", "AutoModelForCausalLM": "TwoAxisForCausalLM"}
+
+
+def export_folder(
+    model: Decoder,
+    folder: Path | str,
+    tokenizer: Tokenizer | None = None,
+    source_files: Mapping[str, bytes] | None = None,
+    *,
+    code: bool = False,
+) -> Path:
+    """Writes configuration, weights (safetensors) and tokenizer for transformers; the folder appears whole or not at all.
+
+    Args:
+        model: the decoder.
+        folder: must not exist, or be empty.
+        tokenizer: its end marker becomes the token at which `generate` stops.
+        source_files: files of the model that this one began as: special tokens, chat template, tokens that end an answer; they
+            replace ours.
+        code: whether the folder names code that imports this library, for programs that need code there.
+
+    Raises:
+        DataError: the folder holds something, or cannot be written.
+    """
+    source_files = source_files or {}
+    end = None if tokenizer is None else tokenizer.end_of_document
+    begin = tokenizer.begin_of_document[0] if tokenizer is not None and tokenizer.begin_of_document else None
+    with new_folder(Path(folder)) as draft:
+        fields: dict[str, Any] = {"auto_map": _auto_map()} if code else {}
+        exported = to_hugging_face(model, bos_token_id=begin, eos_token_id=end, pad_token_id=end, **fields)
+        exported.generation_config.update(**generation_defaults(source_files))
+        exported.save_pretrained(draft)
+        if code:
+            (draft / CODE_FILE).write_text(CODE, encoding="utf-8")
+        if tokenizer is not None:
+            to_fast_tokenizer(tokenizer, model.config.max_seq_len).save_pretrained(draft)
+            (draft / DEFINITION_FILE).write_text(tokenizer.definition, encoding="utf-8")
+            write_source_files({name: text for name, text in source_files.items() if name != GENERATION_CONFIG}, draft)
+    return Path(folder)
+
+
+def _auto_map() -> dict[str, str]:
+    return {auto: f"{CODE_FILE.removesuffix('.py')}.{name}" for auto, name in AUTO_MAP.items()}

@@ -17,11 +17,11 @@ from twoaxis.core.layout import Attend, TokenLayout
 from twoaxis.sequence.heads import SoftmaxAttention
 
 OWN = (None, "eager")
-"""What transformers calls the attention that a model brings along."""
+"""The names of a model's own attention in transformers."""
 
 
 class EngineAttention(nn.Module):
-    """The attention of one block as engines find it: a module that calls the function which they have registered.
+    """The attention of one block for an engine: a module that calls the function that the engine has registered.
 
     vLLM reads the source of `forward` for one call of an entry of `ALL_ATTENTION_FUNCTIONS`, takes the scale from its argument
     `scaling`, and puts its own layer, with the cache of the block, into the attribute `attn`. There are no parameters.
@@ -48,13 +48,13 @@ class EngineAttention(nn.Module):
         return y
 
     def check_heads(self, instances: Mapping[int, Any] | None) -> None:
-        """Notices an engine that has cut the heads among devices, which a model without a plan for that cannot follow.
+        """Refuses an engine that splits the heads among devices, for which models of this library have no plan.
 
         Args:
-            instances: the layers of the engine by block where it passes them along; others are in `attn`.
+            instances: the layers of the engine by block, if it passes them; otherwise its layer is `attn`.
 
         Raises:
-            ConfigError: it has.
+            ConfigError: it does.
         """
         layer = (instances or {}).get(self.layer_idx, getattr(self, "attn", None))
         heads = getattr(layer, "num_heads", self.num_heads)

@@ -1,4 +1,4 @@
-"""The cache that transformers hands around during generation: a decoder's cache value, and how to step back in it.
+"""The cache that transformers passes around in generation: the cache of a decoder, from which tokens can be removed.
 
 Letters: B batch, N rows of it, T tokens, D width.
 """
@@ -16,7 +16,7 @@ from twoaxis.model import Decoder, DecoderCache
 from twoaxis.model.cache import select_rows
 
 REPLAY_TOKENS = 32
-"""Kept tokens from which on a call of its own, which settles them, costs less than running them again each time."""
+"""From this many kept tokens on, one separate call that settles them costs less than running them again each time."""
 
 
 class _Tokens(NamedTuple):
@@ -28,7 +28,7 @@ class _Tokens(NamedTuple):
 
     @property
     def end(self) -> DecoderCache:
-        """Where the tokens end; what the sublayers carry is not known yet."""
+        """The cache after these tokens, without the states of the sublayers, which are not known yet."""
         return self.before.next_cache(self.before.sublayers, self.before.ends, self.layout)
 
     def first(self, tokens: int) -> "_Tokens":
@@ -39,14 +39,14 @@ class _Tokens(NamedTuple):
 class TwoAxisCache(Cache):
     """Holds a `DecoderCache` for the generation loops of transformers.
 
-    A model of this library carries more than keys and values: recurrent states, last tokens of convolutions, what a depth
-    mixer keeps along positions. So this is the one cache it takes, in the place of dynamic and of static caches alike;
-    it grows as needed and has no fixed shape.
+    A model of this library carries more than keys and values: recurrent states, last tokens of convolutions, states of depth
+    mixers along positions. It therefore takes this cache alone, for dynamic and static caches alike; it grows as needed and
+    has no fixed shape.
 
-    Beam search selects rows. Assisted and prompt-lookup decoding take back tokens, which no recurrent state can undo:
-    after `activate_past_recording` the cache keeps its earlier values, `crop` returns to one of them, and the next call
-    runs the tokens again that were kept since, so that every mixer is exactly where it would be without the removed ones.
-    What is recorded is let go by the next `crop`.
+    Beam search selects rows. Assisted and prompt-lookup decoding remove tokens, which no recurrent state can undo: after
+    `activate_past_recording` the cache keeps its earlier values, `crop` returns to one of them, and the next call runs the
+    tokens since then again, without the removed ones. Every mixer then has the same state as if they had never been there.
+    The next `crop` discards the recorded values.
 
     Attributes:
         value: what the decoder returned last, or None before the first token.
@@ -62,7 +62,7 @@ class TwoAxisCache(Cache):
 
     @property
     def end(self) -> DecoderCache | None:
-        """Where the cached tokens end, those that are to run again included."""
+        """The end of the cached tokens, including those that will run again."""
         return self.value if self._again is None else self._again.end
 
     def run(

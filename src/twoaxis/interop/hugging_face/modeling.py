@@ -1,4 +1,4 @@
-"""The models of transformers around our decoder: no mixer is written a second time.
+"""The decoder as models of transformers; no mixer is written a second time.
 
 Letters: B batch, T tokens of this call, S tokens so far, D width, V vocabulary, L blocks.
 """
@@ -42,7 +42,7 @@ CACHE_IMPLEMENTATIONS = (None, "dynamic", "dynamic_full", "static")
 
 
 class TwoAxisPreTrainedModel(PreTrainedModel):
-    """What both models share: the configuration class, initial values, and what transformers may do with the modules."""
+    """Base of both models: the configuration class, initial values, and what transformers may do with the modules."""
 
     config: TwoAxisConfig
     config_class = TwoAxisConfig
@@ -54,12 +54,12 @@ class TwoAxisPreTrainedModel(PreTrainedModel):
 
     @classmethod
     def is_custom_code(cls) -> bool:
-        """No: `_init_weights` leaves what was loaded alone, so transformers need not keep it away from a whole decoder."""
+        """No: `_init_weights` leaves loaded values unchanged, so transformers may call it for a whole decoder."""
         return False
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """Sets what was not loaded: the decoder as our own would be, anything that transformers adds around it by its shape."""
+        """Sets values that were not loaded: of a decoder as it would itself, of modules of transformers by their shape."""
         decoder = self.config.decoder_config
         if isinstance(module, Decoder):
             if module.embedding.weight.is_meta:
@@ -72,6 +72,19 @@ class TwoAxisPreTrainedModel(PreTrainedModel):
             initialization.normal_(module.weight, std=decoder.initial_embedding_std)
         elif isinstance(module, nn.Linear):
             initialization.normal_(module.weight, std=matrix_std(decoder.base_d_model or module.in_features))
+
+    def resize_token_embeddings(
+        self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
+    ) -> nn.Embedding:
+        """Changes the size of the vocabulary, as in transformers.
+
+        Raises:
+            ConfigError: another size, where a mixer has a table with a row for each token.
+        """
+        size, multiple = new_num_tokens or self.config.vocab_size, pad_to_multiple_of or 1
+        # Before transformers changes the embedding in place.
+        _check_tables(cast(Any, self.base_model).decoder, -(-size // multiple) * multiple)
+        return super().resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
 
 
 class TwoAxisModel(TwoAxisPreTrainedModel):
@@ -288,7 +301,7 @@ class TwoAxisForCausalLM(TwoAxisPreTrainedModel, GenerationMixin):
     def _prepare_cache_for_generation(
         self, generation_config: GenerationConfig, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
     ) -> Any:
-        """Puts our cache where `generate` would make one of its own."""
+        """Provides a `TwoAxisCache` where `generate` would make another cache."""
         del args, kwargs
         implementation, given = generation_config.cache_implementation, model_kwargs.get(CACHE)
         if implementation not in CACHE_IMPLEMENTATIONS:
@@ -308,6 +321,15 @@ def check_cache(cache: Any) -> None:
     if cache is not None and not isinstance(cache, TwoAxisCache):
         remedy = "leave it out, or begin with TwoAxisCache()"
         raise ConfigError(problem("cache", type(cache).__name__, "a TwoAxisCache", remedy))
+
+
+def _check_tables(decoder: Decoder, vocab_size: int) -> None:
+    with torch.device("meta"):
+        shapes = {name: one.shape for name, one in Decoder(decoder.config.replace(vocab_size=vocab_size)).named_parameters()}
+    for name, parameter in decoder.named_parameters():
+        if name != "embedding.weight" and parameter.shape != shapes[name]:
+            allowed = f"{decoder.config.vocab_size}, since {name} has a row for each token"
+            raise ConfigError(problem("vocab_size", vocab_size, allowed, "train a new model with this vocabulary"))
 
 
 def _restore_buffers(decoder: Decoder) -> None:

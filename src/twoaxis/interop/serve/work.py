@@ -226,13 +226,13 @@ def _new_tokens(request: Request, prompt_tokens: int, served: Served, field: str
     longest = min(limits.max_prompt_tokens, whole - 1)
     if not 1 <= prompt_tokens <= longest:
         code = None if prompt_tokens == 0 else "context_length_exceeded"
-        allowed = f"from 1 to {longest} tokens"
-        raise Refusal(problem(field, prompt_tokens, allowed, "send another prompt"), param=field, code=code)
+        allowed = f"from 1 to {longest}"
+        raise Refusal(problem(f"tokens of {field}", prompt_tokens, allowed, "send another prompt"), param=field, code=code)
     room = min(limits.max_new_tokens, whole - prompt_tokens)
     if request.max_tokens is None:
         return min(room, COMPLETION_TOKENS) if isinstance(request, CompletionRequest) else room
     if request.max_tokens > room:
-        allowed = f"at most {room} behind a prompt of {prompt_tokens} tokens"
+        allowed = f"at most {room} after a prompt of {prompt_tokens} tokens"
         message = problem("max_tokens", request.max_tokens, allowed, "ask for fewer, or shorten the prompt")
         raise Refusal(message, param="max_tokens", code="context_length_exceeded")
     return request.max_tokens

@@ -9,8 +9,7 @@ from twoaxis.core.config import Config
 from twoaxis.core.errors import TwoAxisError
 from twoaxis.data import Batch, PackedSampler, PreparedData, prepare, validation_batches
 from twoaxis.data.batch import read_batch
-from twoaxis.data.chance import answer_guesses
-from twoaxis.data.ngram import ngram_losses
+from twoaxis.data.counted_baselines import answer_guesses, ngram_losses
 from twoaxis.train.recipe import TrainConfig
 
 MOST_TOKENS = 20_000_000

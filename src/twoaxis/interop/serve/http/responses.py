@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from fastapi import Response
@@ -82,10 +82,10 @@ def json_response(data: Any, status: int = 200, headers: dict[str, str] | None =
     return Response(json.dumps(data), status, headers, "application/json")
 
 
-def refused(refusal: Refusal) -> Response:
+def refused(refusal: Refusal, headers: Mapping[str, str] | None = None) -> Response:
     """An error response, with Retry-After if a later request may succeed."""
-    headers = {"Retry-After": str(RETRY_SECONDS)} if refusal.status in (429, 503) else None
-    return json_response(refusal.body, refusal.status, headers)
+    retry = {"Retry-After": str(RETRY_SECONDS)} if refusal.status in (429, 503) else {}
+    return json_response(refusal.body, refusal.status, {**(headers or {}), **retry})
 
 
 class EventStream(StreamingResponse):

@@ -62,7 +62,7 @@ def create_app(service: Service, host: str) -> FastAPI:
     async def no_such_route(request: Request, error: HTTPException) -> Response:
         # Not `request.url`, which contains the Host header of the client.
         what = f"{request.method} {request.scope['path']}"
-        return refused(Refusal(f"{what}: {error.detail}; see GET /v1/models", error.status_code))
+        return refused(Refusal(f"{what}: {error.detail}; see GET /v1/models", error.status_code), error.headers)
 
     @app.exception_handler(Exception)
     async def server_fault(request: Request, error: Exception) -> Response:

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from twoaxis.core.errors import CheckpointError, ConfigError, DataError
-from twoaxis.data.batch import Batch, Packing, read_batch
-from twoaxis.data.sampler import PackedSampler, validation_batches
+from twoaxis.data.batch import Batch, PackedSampler, Packing, read_batch, validation_batches
 from twoaxis.data.shards import TokenShard, write_shard
 from twoaxis.ops.cross_entropy import IGNORE
 
@@ -139,6 +138,11 @@ def test_a_state_of_another_run_is_refused_with_both_values(shard: TokenShard, t
         assert "\n" not in str(caught.value) and sampler.step == 0
     with pytest.raises(CheckpointError, match="seed is missing"):
         PackedSampler(shard, 2, 4).restore({key: value for key, value in state.items() if key != "seed"})
+    sampler = PackedSampler(shard, 2, 4, seed=1)
+    for step in (-1, "x", None, 1.5):
+        with pytest.raises(CheckpointError, match=r"step=.*: must be a number from 0"):
+            sampler.restore({**state, "step": step})
+    assert sampler.step == 0
 
 
 def test_a_corpus_shorter_than_a_window_names_both_lengths(shard: TokenShard, tmp_path: Path) -> None:
