@@ -25,6 +25,7 @@ def load() -> Callable[[Sequence[str]], int]:
     import twoaxis.cli.audit
     import twoaxis.interop.evaluate
     import twoaxis.planner.hardware.calibrate
+    import twoaxis.planner.model_plan
     import twoaxis.planner.page.document
     import twoaxis.study.report
     import twoaxis.study.running
@@ -44,6 +45,8 @@ def load() -> Callable[[Sequence[str]], int]:
     Figure.svg, Figure.png = (lambda self: "<svg></svg>"), (lambda self: b"IEND\xaeB`\x82")
     Figure.inline = lambda self, width: "<svg></svg>"
     twoaxis.planner.page.document.planner_page = lambda *_: "<html></html>\n"
+    methods = twoaxis.planner.model_plan.methods_for
+    twoaxis.planner.model_plan.methods_for = lambda goal: methods(goal)[:2]
     # The processes of a study run in its own, where they share its disk.
     for module in (twoaxis.study.running, twoaxis.study.running.engine):
         setattr(module, "run_process", lambda command, log, *_: run_here(main, command, log))  # noqa: B010, of two modules
