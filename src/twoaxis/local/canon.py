@@ -91,11 +91,6 @@ class CanonConfig(ConvOptions, LocalConfig):
         )
 
     @property
-    def receptive_field(self) -> int:
-        """The taps."""
-        return self.kernel
-
-    @property
     def init_equivalence(self) -> InitEquivalence:
         """Exact with taps that change nothing."""
         return self.relation_to_identity

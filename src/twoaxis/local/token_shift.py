@@ -6,7 +6,6 @@ Letters: B batch, T position, C channels.
 from typing import Literal
 
 import torch
-from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor
 
@@ -15,7 +14,7 @@ from twoaxis.core.design import InitEquivalence, MixingDesign
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.parameters import Constant, Values
 from twoaxis.core.position import SublayerPosition
-from twoaxis.local.base import LocalConfig, LocalMixer, TokenHistory
+from twoaxis.local.base import HistoryMixer, LocalConfig, TokenHistory
 from twoaxis.ops.causal_conv import causal_conv
 from twoaxis.ops.precision import Impl, statistics_dtype
 
@@ -93,33 +92,20 @@ class TokenShiftConfig(LocalConfig):
         return TokenShift(self, channels, site)
 
 
-class TokenShift(LocalMixer, config=TokenShiftConfig):
+class TokenShift(HistoryMixer, config=TokenShiftConfig):
     """See `TokenShiftConfig`."""
 
     around = {"n_layers": 1, "index": 0}  # noqa: RUF012, as the base declares it
 
     def __init__(self, config: TokenShiftConfig, channels: int, site: SublayerPosition) -> None:
-        super().__init__()
+        super().__init__(config.receptive_field)
         self.impl: Impl = config.impl
         exponent = config.power * (1 - site.block / site.stack.n_blocks)
         shares = Values(tuple(1 - (channel / channels) ** exponent for channel in range(channels)))
         self.mu = self.parameter("mu", (channels,), Constant(0.0) if config.mu_init == "zero" else shares, "mixing")
 
-    def new_cache(self) -> TokenHistory:
-        """An empty history."""
-        return TokenHistory()
-
-    def forward(
-        self,
-        x: Float[Tensor, "B T C"],
-        layout: TokenLayout,
-        cache: TokenHistory | None = None,
-        context: Float[Tensor, "B T D"] | None = None,
-    ) -> tuple[Float[Tensor, "B T C"], TokenHistory | None]:
-        """Returns the blended tokens and the last input."""
-        history = cache or TokenHistory()
+    def mix(self, x: Tensor, layout: TokenLayout, history: TokenHistory, context: Tensor | None = None) -> Tensor:
+        """Blends each token with the one before."""
         mu = self.mu.to(statistics_dtype(self.mu))
-        documents = layout.key_documents(history.length + x.shape[1])
         taps = torch.stack((mu, 1 - mu), dim=1)
-        y = causal_conv(x, taps, history=history.tokens, documents=documents, impl=self.impl)
-        return y, None if cache is None else history.following(x, kernel=2)
+        return causal_conv(x, taps, history=history.tokens, documents=history.documents(layout), impl=self.impl)

@@ -114,7 +114,7 @@ class GatedShortConv(SequenceMixer, config=GatedShortConvConfig):
         history = cache or TokenHistory()
         input_gate, output_gate, x = self.gates_and_input(context).chunk(3, dim=-1)
         gated = input_gate * x
-        documents = layout.key_documents(history.length + gated.shape[1])
+        documents = history.documents(layout)
         y = causal_conv(gated, self.taps, history=history.tokens, documents=documents, impl=self.config.impl)
         update = with_extra(self.output, self.extra, output_gate * y)
         return update, None if cache is None else history.following(gated, self.config.kernel)

@@ -210,7 +210,7 @@ class PathAttention(SequenceMixer, config=PathAttentionConfig):
         """Directions of length 1 [B G T K], and the last inputs of their convolution."""
         config, K = self.config, self.head_dim
         x = self.w_up(context if self.w_down is None else self.w_down(context))
-        documents = layout.key_documents(history.length + x.shape[1])
+        documents = history.documents(layout)
         w = F.silu(causal_conv(x, self.taps, history=history.tokens, documents=documents, impl=config.impl))
         # The root mean square of K numbers is their length over sqrt(K).
         length_one = w.new_full((K,), 1 / math.sqrt(K))

@@ -62,11 +62,6 @@ class ShortConvConfig(ConvOptions, SequenceConfig):
         )
 
     @property
-    def receptive_field(self) -> int:
-        """The taps."""
-        return self.kernel
-
-    @property
     def init_equivalence(self) -> InitEquivalence:
         """Exact when zero taps leave nothing to add."""
         if self.form == "plain" and self.taps_init == "zero":
