@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor
 
 from twoaxis.core.cost import Cost, Shape
-from twoaxis.core.design import InitEquivalence, MixingDesign
+from twoaxis.core.design import InitEquivalence, MixingDesign, free_taps
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.parameters import Constant, Values
 from twoaxis.core.position import SublayerPosition
@@ -50,16 +50,7 @@ class TokenShiftConfig(LocalConfig):
     @property
     def design(self) -> MixingDesign:
         """Free shares of two tokens."""
-        return MixingDesign(
-            query="none",
-            key="none",
-            value="channels at t",
-            normaliser="sum 1",
-            window="last 2 tokens",
-            sharing="sublayer",
-            injection="replaces the channels",
-            position=True,
-        )
+        return free_taps("channels at t", "replaces the channels", window="last 2 tokens", normaliser="sum 1")
 
     @property
     def channel_group(self) -> int:
