@@ -25,8 +25,9 @@ class TokenShiftConfig(LocalConfig):
     Equation: y_t = x_t + mu * (x_(t-1) - x_t), with x_(-1) = 0 before the first token of a document
     Source:   RWKV-7, arXiv:2503.14456; fla-org/flash-linear-attention at bc3b101, modules/token_shift.py and
               ops/rwkv7/fused_addcmul.py
-    Deviates: one mu for all that reads the place; RWKV has one for each reader. mu does not depend on the token, as it does in
-              RWKV-6
+    Deviates: one mu for all that reads the input; RWKV has one for each reader. As `projected_local` every branch has a mu of
+              its own channels, but behind the projection, and the start runs over the branches side by side: one start for each
+              is projected_over="branch" of `gated_delta_net`. mu does not depend on the token, as it does in RWKV-6
     Shapes:   x [B T C] -> y [B T C]; sums in float32 (float64 for float64)
     Init:     mu_c = 1 - (c/C)^(power (1 - l/L)) in block l of L: NONE; EXACT with mu_init="zero" (still trains)
     Cost:     params C; flops 3*C per token; cache one token of C numbers
