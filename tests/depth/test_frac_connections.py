@@ -88,6 +88,27 @@ def test_every_weight_of_the_papers_form_moves_what_its_equation_says(weights: A
             built.write_weights[j] -= 0.5
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("options", [{}, {"weights": "static"}, {"form": "lucidrains", "n_streams": 2}])
+def test_fractions_that_are_never_mixed_are_read_and_kept_as_they_were(options: dict[str, Any]) -> None:
+    built, state = mixer(residual="identity", n_fractions=2, **options), streams(options.get("n_streams", 1))
+    for name, parameter in built.named_parameters():
+        parameter.copy_(noise(tuple(parameter.shape), name))
+    view, *after = step(built, state, torch.zeros(2, 3, D, dtype=torch.float64))
+    for stream, before in zip(after, state, strict=True):
+        assert torch.equal(stream, before)
+    assert not torch.allclose(view, state[0])
+
+
+def test_the_control_without_mixing_is_the_same_otherwise() -> None:
+    config = FracConnectionsConfig(form="lucidrains", n_streams=2, scale_init=0.1)
+    unmixed = config.controls().unmixed
+    assert unmixed is not None
+    control = FracConnectionsConfig.from_data(unmixed)
+    assert control == config.replace(residual="identity")
+    assert control.controls().unmixed is None and FracConnectionsConfig(n_fractions=1).controls().unmixed is None
+
+
 def test_in_the_other_form_every_fraction_of_the_update_goes_everywhere() -> None:
     built, update = mixer(form="lucidrains", n_fractions=2, n_streams=2, weights="static"), noise((2, 3, D), "update")
     with torch.no_grad():
