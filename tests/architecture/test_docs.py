@@ -8,8 +8,7 @@ import pytest
 
 from twoaxis import DEPTH, FEED_FORWARD, LOCAL, SEQUENCE
 
-from ..docs_process import printed
-from ..scripts import load_script
+from ..scripts import load_script, printed
 
 AXES = {"depth": DEPTH, "sequence": SEQUENCE, "feed_forward": FEED_FORWARD, "local": LOCAL}
 ROWS = [pytest.param(axis, row, id=f"{axis}-{row.kind}") for axis, table in AXES.items() for row in table]

@@ -9,12 +9,12 @@ import pytest
 
 from twoaxis.core.kept_reports import KEPT, KeptReport, kept_reports
 
-from ..scripts import ROOT, load_script
+from ..scripts import DOCS, load_script
 
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    return load_script(ROOT / "docs" / "kept_reports.py")
+    return load_script(DOCS / "kept_reports.py")
 
 
 def test_the_file_is_up_to_date(script: ModuleType) -> None:

@@ -13,7 +13,7 @@ from twoaxis.core.measure import saved_bytes
 from twoaxis.ledger.meter import DTYPES, without_memory
 from twoaxis.ops.local_attention import local_attention
 
-from ..scripts import ROOT, load_script
+from ..scripts import DOCS, load_script
 
 Patch = pytest.MonkeyPatch
 
@@ -23,7 +23,7 @@ CHEAP, EXPENSIVE = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    return load_script(ROOT / "docs" / "kept_benchmarks.py")
+    return load_script(DOCS / "kept_benchmarks.py")
 
 
 def plant(patch: Patch, swa: str | None, depth: str, swa_bytes: Any, depth_bytes: Any) -> None:

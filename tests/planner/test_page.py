@@ -21,13 +21,13 @@ from twoaxis.planner.page.data import OF_ONE_MODEL, WINDOWS, Data, Pool, with_la
 from twoaxis.planner.quantities import Precision
 from twoaxis.planner.setting import ParallelLayout, Setting
 
-from ..scripts import ROOT, load_script
+from ..scripts import DOCS, load_script
 from .page_example import model, numbers_of, page_tables, page_text, setting, setting_of, some_choice
 
 
 @pytest.fixture(scope="module")
 def export() -> ModuleType:
-    return load_script(ROOT / "docs" / "page_formulas.py")
+    return load_script(DOCS / "page_formulas.py")
 
 
 def test_the_formulas_of_the_page_are_up_to_date(export: ModuleType) -> None:

@@ -19,7 +19,7 @@ from twoaxis.model.cost import decoder_cost
 from twoaxis.train import TrainConfig
 from twoaxis.train.optim import OptimizerConfig, parameter_groups
 
-from ..scripts import ROOT, load_script
+from ..scripts import DOCS, load_script
 
 Recipe = Callable[..., TrainConfig]
 EXAMPLES = [
@@ -30,7 +30,7 @@ EXAMPLES = [
 @pytest.fixture(scope="module")
 def check() -> ModuleType:
     """The coordinate check of the documentation."""
-    return load_script(ROOT / "docs" / "coordinates.py")
+    return load_script(DOCS / "coordinates.py")
 
 
 def config(width: int = 32, layers: int = 4, **changes: Any) -> DecoderConfig:

@@ -13,7 +13,7 @@ from twoaxis.core.layout import TokenLayout
 from twoaxis.interop import vllm
 from twoaxis.interop.engines import COUNT, HEADS, HISTORY, KEYS, SINK, WINDOWS, check_engine, obstacles
 
-from ...scripts import ROOT, load_script
+from ...scripts import DOCS, ROOT, load_script
 
 FEED_FORWARD: dict[str, Any] = {"kind": "swiglu", "input_local": "canon"}
 SWA: dict[str, Any] = {"kind": "short_swa", "n_heads": 2, "n_kv_heads": 2, "window": 3}
@@ -95,7 +95,7 @@ def test_vllm_learns_the_architecture(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def docs() -> ModuleType:
-    return load_script(ROOT / "docs" / "engines.py")
+    return load_script(DOCS / "engines.py")
 
 
 def test_page_is_up_to_date(docs: ModuleType) -> None:
