@@ -2,8 +2,8 @@
 
 import importlib.util
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -48,3 +48,21 @@ class Seen:
         self.page.on("console", lambda message: self.complaints.append(message.text))
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
         self.page.goto(path.as_uri())
+
+    def open_everything(self) -> None:
+        self.page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
+
+
+@contextmanager
+def looking(seen: type[Seen], browser: Any, path: Path) -> Iterator[Callable[..., Any]]:
+    """Opens a page at a width, as often as called, and closes all of them at the end."""
+    opened: list[Seen] = []
+
+    def look(width: int = 1280, **options: Any) -> Seen:
+        opened.append(seen(browser, path, width, **options))
+        return opened[-1]
+
+    yield look
+    for one in opened:
+        with suppress(Exception):
+            one.context.close()

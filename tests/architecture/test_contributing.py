@@ -1,6 +1,5 @@
 """The mixer that CONTRIBUTING.md shows works as it stands there."""
 
-import importlib.util
 import re
 from pathlib import Path
 from types import ModuleType
@@ -10,6 +9,8 @@ import torch
 
 from twoaxis import Decoder, DecoderConfig
 from twoaxis.core.parameters import declarations
+
+from ..scripts import load_script
 
 MOST_LINES = 35
 """Of a new mixer, blank ones aside."""
@@ -26,11 +27,7 @@ def example(root: Path, tmp_path: Path) -> ModuleType:
     (source,) = re.findall(r"```python\n(.*?)```", (root / "CONTRIBUTING.md").read_text(), re.DOTALL)
     file = tmp_path / "rezero.py"
     file.write_text(source)
-    spec = importlib.util.spec_from_file_location("rezero", file)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script(file)
 
 
 def test_example_mixer_runs_in_a_decoder(example: ModuleType) -> None:

@@ -1,6 +1,5 @@
 """The pages of docs are what `make docs` would write now, and every depth mixer has its figure."""
 
-import importlib.util
 import re
 from pathlib import Path
 from types import ModuleType
@@ -9,7 +8,7 @@ import pytest
 
 from twoaxis import DEPTH, FEED_FORWARD, LOCAL, SEQUENCE
 
-from ..docs_process import printed
+from ..scripts import load_script, printed
 
 AXES = {"depth": DEPTH, "sequence": SEQUENCE, "feed_forward": FEED_FORWARD, "local": LOCAL}
 ROWS = [pytest.param(axis, row, id=f"{axis}-{row.kind}") for axis, table in AXES.items() for row in table]
@@ -17,11 +16,7 @@ ROWS = [pytest.param(axis, row, id=f"{axis}-{row.kind}") for axis, table in AXES
 
 @pytest.fixture(scope="module")
 def build(root: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("docs_build", root / "docs" / "build.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script(root / "docs" / "build.py")
 
 
 @pytest.mark.parametrize(("axis", "row"), ROWS)

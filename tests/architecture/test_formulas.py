@@ -1,9 +1,10 @@
 """Code that is translated to JavaScript stands in one folder and imports nothing outside it."""
 
 import ast
-import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
+
+from ..scripts import load_script
 
 FOLDER = "src/twoaxis/planner/formulas/"
 PACKAGE = "twoaxis.planner.formulas"
@@ -27,10 +28,7 @@ def imported(tree: ast.Module) -> Iterator[str]:
 
 
 def test_what_is_translated_stands_in_one_folder(root: Path) -> None:
-    spec = importlib.util.spec_from_file_location("page_formulas", root / "docs" / "page_formulas.py")
-    assert spec is not None and spec.loader is not None
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
+    script = load_script(root / "docs" / "page_formulas.py")
     assert root / FOLDER == script.FORMULAS
     assert {*script.MODULES, "__init__.py"} == {path.name for path in (root / FOLDER).iterdir() if path.is_file()}
 

@@ -1,6 +1,5 @@
 """The reports that ship with the package are those of the repository, and say which of them are evidence."""
 
-import importlib.util
 import json
 from pathlib import Path
 from types import ModuleType
@@ -10,16 +9,12 @@ import pytest
 
 from twoaxis.core.kept_reports import KEPT, KeptReport, kept_reports
 
-ROOT = Path(__file__).parents[2]
+from ..scripts import DOCS, load_script
 
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("kept_reports_script", ROOT / "docs" / "kept_reports.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script(DOCS / "kept_reports.py")
 
 
 def test_the_file_is_up_to_date(script: ModuleType) -> None:

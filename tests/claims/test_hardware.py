@@ -1,6 +1,5 @@
 """The claim about hardware can come out for, against and open; the benchmarks that it cites are those of the repository."""
 
-import importlib.util
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,7 +13,8 @@ from twoaxis.core.measure import saved_bytes
 from twoaxis.ledger.meter import DTYPES, without_memory
 from twoaxis.ops.local_attention import local_attention
 
-ROOT = Path(__file__).parents[2]
+from ..scripts import DOCS, load_script
+
 Patch = pytest.MonkeyPatch
 
 FAST, SLOW = "1.10 (1.05..1.15)", "1.90 (1.80..2.00)"
@@ -23,11 +23,7 @@ CHEAP, EXPENSIVE = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("kept_benchmarks_script", ROOT / "docs" / "kept_benchmarks.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script(DOCS / "kept_benchmarks.py")
 
 
 def plant(patch: Patch, swa: str | None, depth: str, swa_bytes: Any, depth_bytes: Any) -> None:

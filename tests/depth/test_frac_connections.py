@@ -49,7 +49,7 @@ def test_the_other_form_starts_as_its_package_builds_it() -> None:
     # Its rows are e_(g mod n) for the read and the identity behind, of which every second column is taken for the read.
     built = mixer(0, form="lucidrains", n_fractions=2, weights="static")
     assert built.read_weights.tolist() == [[1, 1], [0, 0]]
-    assert built.residual_weights.tolist() == [[1, 0], [0, 1]]
+    assert built.residual_weights is not None and built.residual_weights.tolist() == [[1, 0], [0, 1]]
     built = mixer(0, form="lucidrains", n_fractions=4, weights="static")
     assert built.read_weights.tolist() == [[1, 1, 1, 0], [0, 0, 0, 0], [0, 0, 0, 1], [0, 0, 0, 0]]
 
@@ -68,24 +68,46 @@ def test_every_connection_parameter_of_the_middle_has_a_gradient(options: dict) 
 def test_every_weight_of_the_papers_form_moves_what_its_equation_says(weights: Any) -> None:
     m, update, (x,) = 4, noise((2, 3, D), "update"), streams(1)
     built = mixer(n_fractions=m, weights=weights)
-    parts, shares = x.chunk(m, -1), update.chunk(m, -1)
+    parts, shares, residual = x.chunk(m, -1), update.chunk(m, -1), built.residual_weights
+    assert residual is not None
     with torch.no_grad():
         view, before = (y.chunk(m, -1) for y in step(built, (x,), update))
         for j in range(m):
             for i in range(m):
                 built.read_weights[j, i] += 0.5
-                built.residual_weights[j, i] += 0.5
+                residual[j, i] += 0.5
                 read, after = (y.chunk(m, -1) for y in step(built, (x,), update))
                 for k in range(m):
                     torch.testing.assert_close(read[k], view[k] + 0.5 * parts[j] * (k == i))
                     torch.testing.assert_close(after[k], before[k] + 0.5 * parts[j] * (k == i))
                 built.read_weights[j, i] -= 0.5
-                built.residual_weights[j, i] -= 0.5
+                residual[j, i] -= 0.5
             built.write_weights[j] += 0.5
             after = step(built, (x,), update)[1].chunk(m, -1)
             for k in range(m):
                 torch.testing.assert_close(after[k], before[k] + 0.5 * shares[k] * (k == j))
             built.write_weights[j] -= 0.5
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("options", [{}, {"weights": "static"}, {"form": "lucidrains", "n_streams": 2}])
+def test_fractions_that_are_never_mixed_are_read_and_kept_as_they_were(options: dict[str, Any]) -> None:
+    built, state = mixer(residual="identity", n_fractions=2, **options), streams(options.get("n_streams", 1))
+    for name, parameter in built.named_parameters():
+        parameter.copy_(noise(tuple(parameter.shape), name))
+    view, *after = step(built, state, torch.zeros(2, 3, D, dtype=torch.float64))
+    for stream, before in zip(after, state, strict=True):
+        assert torch.equal(stream, before)
+    assert not torch.allclose(view, state[0])
+
+
+def test_the_control_without_mixing_is_the_same_otherwise() -> None:
+    config = FracConnectionsConfig(form="lucidrains", n_streams=2, scale_init=0.1)
+    unmixed = config.controls().unmixed
+    assert unmixed is not None
+    control = FracConnectionsConfig.from_data(unmixed)
+    assert control == config.replace(residual="identity")
+    assert control.controls().unmixed is None and FracConnectionsConfig(n_fractions=1).controls().unmixed is None
 
 
 def test_in_the_other_form_every_fraction_of_the_update_goes_everywhere() -> None:

@@ -1,6 +1,5 @@
 """Our modules in models of other code bases: the examples, and what they rest on. See test_drop_in_llama for transformers."""
 
-import importlib.util
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,17 +13,10 @@ from twoaxis.core.parameters import DeclaredModule
 from twoaxis.depth import AttentionResidualsConfig, DeepDelta, DeepDeltaConfig, DepthAxis
 from twoaxis.sequence import ShortSWA, ShortSWAConfig
 
-EXAMPLES = Path(__file__).parents[2] / "examples" / "drop_in"
+from ..scripts import ROOT, load_script
+
 TOKENS = torch.arange(24).view(2, 12) * 7 % 256
 MODULES = ["deep_delta", "attention_residuals", "short_swa"]
-
-
-def load(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"drop_in_{name}", EXAMPLES / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def ours(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -35,7 +27,7 @@ def ours(model: nn.Module) -> dict[str, nn.Parameter]:
 
 @pytest.fixture(scope="module")
 def example() -> ModuleType:
-    return load("nanogpt")
+    return load_script(ROOT / "examples" / "drop_in" / "nanogpt.py")
 
 
 def build(example: ModuleType, name: str) -> nn.Module:

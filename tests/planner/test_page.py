@@ -1,7 +1,6 @@
 """The page of a plan: its formulas are those of Python, its models those of the planner, and it needs nothing else."""
 
 import ast
-import importlib.util
 import json
 import re
 from dataclasses import replace
@@ -22,17 +21,13 @@ from twoaxis.planner.page.data import OF_ONE_MODEL, WINDOWS, Data, Pool, with_la
 from twoaxis.planner.quantities import Precision
 from twoaxis.planner.setting import ParallelLayout, Setting
 
+from ..scripts import DOCS, load_script
 from .page_example import model, numbers_of, page_tables, page_text, setting, setting_of, some_choice
 
 
 @pytest.fixture(scope="module")
 def export() -> ModuleType:
-    script = Path(__file__).parents[2] / "docs" / "page_formulas.py"
-    spec = importlib.util.spec_from_file_location("page_formulas", script)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script(DOCS / "page_formulas.py")
 
 
 def test_the_formulas_of_the_page_are_up_to_date(export: ModuleType) -> None:

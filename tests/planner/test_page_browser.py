@@ -3,7 +3,6 @@
 import math
 import random
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from twoaxis.planner.formulas.page_content import facts, figure, table_rows
 from twoaxis.planner.formulas.rows import method_row, methods_of, refusal, step_of, unpacked
 from twoaxis.planner.page.document import FIGURES, WIDTHS
 
-from ..browsing import Seen, launched_browser, needs_browser
+from ..browsing import Seen, launched_browser, looking, needs_browser
 from .page_example import numbers_of, page_tables, page_text, setting, some_choice
 
 READY = "html[data-state=ready]"
@@ -62,16 +61,8 @@ SET = """(values) => {
 
 @pytest.fixture
 def see(browser: Any, plan: Path) -> Iterator[Any]:
-    opened: list[SeenPlan] = []
-
-    def look(width: int = 1280, **options: Any) -> SeenPlan:
-        opened.append(SeenPlan(browser, plan, width, **options))
-        return opened[-1]
-
-    yield look
-    for seen in opened:
-        with suppress(Exception):
-            seen.context.close()
+    with looking(SeenPlan, browser, plan) as look:
+        yield look
 
 
 def runnable(seeds: range) -> list[dict[str, Any]]:
@@ -252,7 +243,7 @@ OUTSIDE = """() => [...document.querySelectorAll('figure .plot svg text')].filte
 def test_nothing_is_wider_than_the_screen(see: Any) -> None:
     for width in (320, 390, 768, 1280):
         seen = see(width)
-        seen.page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
+        seen.open_everything()
         wide = seen.page.evaluate("document.documentElement.scrollWidth")
         assert wide <= width, f"at {width} pixels the page is {wide} wide"
         assert seen.page.evaluate(OUTSIDE) == [], f"at {width} pixels"

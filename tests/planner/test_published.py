@@ -16,7 +16,7 @@ from twoaxis.planner.formulas.roofline import DEPTH_KERNELS, depth_operator, mix
 from twoaxis.planner.methods import methods
 from twoaxis.planner.model import ModelShape
 
-from ..docs_process import DOCS, printed
+from ..scripts import DOCS, printed
 
 WORK = {"batch": 1, "tokens": 4096, "context": 0, "tensor": 1, "sequence": "none", "engine": "fused"}
 

@@ -1,7 +1,6 @@
 """The page of a report in a real browser, without a screen: what it loads, draws, says and lets a reader do."""
 
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 from twoaxis.display import numbers as words
 from twoaxis.study.figures import study_figures
 
-from ..browsing import Seen, launched_browser, needs_browser
+from ..browsing import Seen, launched_browser, looking, needs_browser
 from .report_example import example, example_page
 
 MOST_BYTES = 5_000_000
@@ -31,25 +30,10 @@ def browser() -> Iterator[Any]:
         yield launched
 
 
-class SeenReport(Seen):
-    """A report that is open."""
-
-    def open_everything(self) -> None:
-        self.page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
-
-
 @pytest.fixture
 def see(browser: Any, report: Path) -> Iterator[Any]:
-    opened: list[SeenReport] = []
-
-    def look(width: int = 1280, **options: Any) -> SeenReport:
-        opened.append(SeenReport(browser, report, width, **options))
-        return opened[-1]
-
-    yield look
-    for seen in opened:
-        with suppress(Exception):
-            seen.context.close()
+    with looking(Seen, browser, report) as look:
+        yield look
 
 
 def test_the_page_asks_for_nothing_and_has_no_complaint(see: Any, report: Path) -> None:

@@ -133,6 +133,7 @@ def test_every_arm_gets_equally_many_trials(study_data: dict[str, Any]) -> None:
 
 def test_companions_stand_where_they_say_something(study_data: dict[str, Any]) -> None:
     kinds = {"delta": "deep_delta", "mhc": "mhc", "hyper": "hyper_connections", "mudd": "muddformer", "dense": "denseformer"}
+    kinds["frac"] = "frac_connections"
     data = _depth_study(study_data, **kinds)
     data["arms"]["local"] = {"model": {"blocks": [["short_conv", {"kind": "attention", "n_heads": 2}, "swiglu"]]}}
     plan = _plan(data, controls=True, controls_match=["flops", "seconds"])
@@ -146,8 +147,7 @@ def test_companions_stand_where_they_say_something(study_data: dict[str, Any]) -
     assert not any("write_only" in against for arm, against in found if arm != "delta")
     assert not any("wider_stream" in against for arm, against in found if arm not in ("mhc", "hyper"))
     unmixed = {arm: plan.arm(against).recipe["model"]["depth"] for arm, against in found if "unmixed" in against}
-    assert unmixed.keys() == {"mhc", "hyper"}
-    assert {name: depth["residual"] for name, depth in unmixed.items()} == {"mhc": "identity", "hyper": "identity"}
+    assert {name: depth["residual"] for name, depth in unmixed.items()} == dict.fromkeys(("mhc", "hyper", "frac"), "identity")
     assert all(arm.why for arm in plan.of_role("companion"))
     for name in ("mhc~wider_stream@flops", "mudd~short_swa@flops"):
         (change,) = plan.arm(name).changes

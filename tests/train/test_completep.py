@@ -1,10 +1,7 @@
 """CompleteP: nothing changes at the base size, and beside it the first steps move a model as far as there."""
 
-import importlib.util
 import json
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -22,8 +19,9 @@ from twoaxis.model.cost import decoder_cost
 from twoaxis.train import TrainConfig
 from twoaxis.train.optim import OptimizerConfig, parameter_groups
 
+from ..scripts import DOCS, load_script
+
 Recipe = Callable[..., TrainConfig]
-DOCS = Path(__file__).parents[2] / "docs"
 EXAMPLES = [
     pytest.param(f"{row.kind}-{name}", row.example(name), id=f"{row.kind}-{name}") for row in DEPTH for name in row.examples
 ]
@@ -32,11 +30,7 @@ EXAMPLES = [
 @pytest.fixture(scope="module")
 def check() -> ModuleType:
     """The coordinate check of the documentation."""
-    spec = importlib.util.spec_from_file_location("coordinates", DOCS / "coordinates.py")
-    assert spec is not None and spec.loader is not None
-    module = sys.modules["coordinates"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script(DOCS / "coordinates.py")
 
 
 def config(width: int = 32, layers: int = 4, **changes: Any) -> DecoderConfig:

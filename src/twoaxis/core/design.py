@@ -83,3 +83,8 @@ class MixingDesign:
     def to_data(self) -> dict[str, Any]:
         """The design as JSON-ready data."""
         return asdict(self)
+
+
+def free_taps(value: str, injection: str, window: str = "last k tokens", normaliser: str = "none") -> MixingDesign:
+    """The design of a sum of the last tokens with free weights."""
+    return MixingDesign("none", "none", value, normaliser, window, "sublayer", injection, position=True)

@@ -314,6 +314,7 @@ DEPTH: Table[DepthConfig] = Table(
                 "lucidrains": {"form": "lucidrains", "n_fractions": 2},
                 "lucidrains_streams": {"form": "lucidrains", "n_streams": 2, "n_fractions": 2},
                 "lucidrains_static": {"form": "lucidrains", "n_fractions": 4, "weights": "static"},
+                "unmixed": {"residual": "identity"},
             },
             certified={"lucidrains": "frac-dynamic-lucidrains-f64", "lucidrains_streams": "hc-dynamic-s2f2-lucidrains-f64"},
             at_scale={"Frac-Connections": {}},

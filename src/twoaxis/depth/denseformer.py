@@ -6,17 +6,17 @@ Letters: B batch, T position, D width, S sources of one row, L blocks (or sublay
 from collections.abc import Sequence
 from typing import Any, Literal, Self
 
+import torch
 from pydantic import Field, model_validator
 
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.design import InitEquivalence, MixingDesign
 from twoaxis.core.errors import ConfigError, problem
-from twoaxis.core.parameters import Values
+from twoaxis.core.parameters import Constant, Values
 from twoaxis.core.position import LayerStack, SublayerPosition
 from twoaxis.core.views import Views, WeightedSum, per_token, unit_name
 from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer, Explanation, Layout, Read, Stream, StreamEnds, Write
 from twoaxis.depth.history import Granularity, History, HistoryEnds, Sums, n_units, read_later, selection, strided_sums, unit_of
-from twoaxis.depth.skip_gain import SkipGain
 from twoaxis.ops.mix import mix
 from twoaxis.ops.precision import Impl
 
@@ -196,3 +196,15 @@ class DenseFormer(DepthMixer, config=DenseFormerConfig):
         outputs = self._outputs(done.state.sources, done.update)
         sources, made = tuple(outputs[index] for index in self.row), done.next_state.sources[-1]
         return Explanation((WeightedSum(made, "stream", self.names, sources, per_token(self.weights, made)),))
+
+
+class SkipGain(DepthMixer):
+    """See `DenseFormerConfig` with `variant="skip_gains"`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain = self.parameter("gain", (1,), Constant(1.0), "mixing", stacked=1)
+
+    def write(self, state: Stream, update: Stream, context: Views, carry: Any) -> Stream:
+        """Returns g x + update."""
+        return torch.addcmul(update.to(state.dtype), state, self.gain)

@@ -40,8 +40,9 @@ class FracConnectionsConfig(DepthConfig):
     Shapes:   state n times [B T D]; update [B T D] -> state; scores, tanh and weights in float32, streams rounded once
     Init:     EXACT (paper): Y = A = I, B = 1, maps 0. NONE (lucidrains with m > 1), by the layout above
     Cost:     params P*(P + m + 1) per sublayer, dynamic C*D/m + 2 more with C = 2*m + 1 (lucidrains: 2*m + P, and D/m for its
-              gain); flops 2*D/m per weight and token, and for dynamic ones 2*C*D and 3*D or 4*D per stream; state n*D numbers
-              per token, which is that of the plain model for the paper's n = 1; nothing carried from token to token
+              gain); flops 2*D/m per weight and token, and for dynamic ones 2*C*D and 3*D or 4*D per stream; without mixing
+              P*P weights and P of C less; state n*D numbers per token, which is that of the plain model for the paper's n = 1;
+              nothing carried from token to token
     Published: OLMoE-7B with m = 4, arXiv:2503.14125: loss 0.012 below plain, average accuracy 68.30 -> 68.65; OLMo2-1B
               62.5 -> 63.2; Hyper-Connections with 4 streams converge faster
 
@@ -52,6 +53,7 @@ class FracConnectionsConfig(DepthConfig):
             and not to `hyper_connections`, since it is the fractions that make weights a matrix over pieces.
         weights: `dynamic` adds a number to each weight that depends on the token; `static` weights are parameters alone.
         scale_init: start of s_a and s_b.
+        residual: A is `free`, or the `identity`, with which pieces are read and written alike but never mixed.
         impl: `fused` or `reference`.
 
     Raises:
@@ -68,6 +70,7 @@ class FracConnectionsConfig(DepthConfig):
     n_streams: int = Field(default=1, ge=1)
     weights: Literal["dynamic", "static"] = "dynamic"
     scale_init: float = 0.01
+    residual: Literal["free", "identity"] = "free"
     impl: Impl = "fused"
 
     @property
@@ -108,14 +111,16 @@ class FracConnectionsConfig(DepthConfig):
         return self.n_streams * self.n_fractions
 
     @property
-    def columns(self) -> int:
-        """Weights of each piece: as a source of the read, as a source of each piece, and for the write."""
-        return self.n_fractions + self.pieces + (1 if self.form == "paper" else self.n_fractions)
+    def columns(self) -> tuple[int, ...]:
+        """Weights of each piece: as a source of the read, as a source of each piece if they mix, and for the write."""
+        mixing = (self.pieces,) if self.residual == "free" else ()
+        return (self.n_fractions, *mixing, 1 if self.form == "paper" else self.n_fractions)
 
     def controls(self) -> Controls:
-        """The same with static weights."""
+        """The same with static weights, and the same without mixing."""
         static = {**self.to_data(), "weights": "static"} if self.weights == "dynamic" else None
-        return Controls(static, streams=self.n_streams)
+        unmixed = {**self.to_data(), "residual": "identity"} if self.residual == "free" and self.pieces > 1 else None
+        return Controls(static, streams=self.n_streams, unmixed=unmixed)
 
     @property
     def init_equivalence(self) -> InitEquivalence:
@@ -128,10 +133,10 @@ class FracConnectionsConfig(DepthConfig):
 
     def cost(self, site: SublayerPosition, shape: Shape) -> Cost:
         """One read, one mixing write and, for dynamic weights, their scores."""
-        m, P, C, N = self.n_fractions, self.pieces, self.columns, shape.total_tokens
-        E = site.d_model // m
+        m, P, C, N = self.n_fractions, self.pieces, sum(self.columns), shape.total_tokens
+        E, mixed = site.d_model // m, P * P if self.residual == "free" else 0
         writes = P if self.form == "paper" else m * P
-        static = Cost(params=P * (P + m + 1), elementwise_flops=2 * E * N * (P * m + P * P + writes))
+        static = Cost(params=mixed + P * (m + 1), elementwise_flops=2 * E * N * (P * m + mixed + writes))
         if self.weights == "static":
             return static
         learns = self.form == "lucidrains"
@@ -161,12 +166,13 @@ class FracConnections(StreamsMixer, config=FracConnectionsConfig):
         # The update has one row of weights, or one row for each of its fractions.
         self.rows = 1 if config.form == "paper" else m
         self.read_weights = self.parameter("read_weights", (P, m), Values(read), "mixing")
-        self.residual_weights = self.parameter("residual_weights", (P, P), Values(residual), "mixing", stacked=1)
+        mixes, start = config.residual == "free", Values(residual)
+        self.residual_weights = self.parameter("residual_weights", (P, P), start, "mixing", stacked=1) if mixes else None
         self.write_weights = self.parameter("write_weights", (P,), Constant(1.0), "mixing")
         self.dynamic = DynamicFractions(config, site.d_model) if config.weights == "dynamic" else None
 
     @property
-    def _static(self) -> tuple[Tensor, Tensor, Tensor]:
+    def _static(self) -> tuple[Tensor, Tensor | None, Tensor]:
         return self.read_weights, self.residual_weights, self.write_weights
 
     def read(self, state: Streams, layout: Layout = None, cache: Any = None) -> tuple[Stream, Mixing, Any]:
@@ -217,39 +223,39 @@ class DynamicFractions(DeclaredModule):
         norm, eps = ("rms", 0.0) if learns else ("layer", LAYER_EPS)
         self.rule = ScoreRule(norm, eps, "tanh", config.n_fractions)
         width = d_model // config.n_fractions
-        # The rows score the fractions of the read, the destinations of the residual, and the write.
-        P, rows = config.pieces, config.columns
-        fused = Fused((config.n_fractions, P, rows - config.n_fractions - P))
-        self.maps = self.parameter("maps", (rows, width), Constant(0.0), "matrix", fused=fused, grows="inputs", stacked=1)
-        self.mixing_scale = self.parameter("mixing_scale", (1,), Constant(config.scale_init), "gate", stacked=1)
+        # The rows score the fractions of the read, the destinations of the residual where it is free, and the write.
+        fused, stacked = Fused(config.columns), int(config.residual == "free")
+        shape, start = (sum(fused.sizes), width), Constant(0.0)
+        self.maps = self.parameter("maps", shape, start, "matrix", fused=fused, grows="inputs", stacked=stacked)
+        self.mixing_scale = self.parameter("mixing_scale", (1,), Constant(config.scale_init), "gate", stacked=stacked)
         self.write_scale = self.parameter("write_scale", (1,), Constant(config.scale_init), "gate")
         self.gain = self.parameter("gain", (width,), Constant(1.0), "norm") if learns else None
 
     @outside_autocast
-    def forward(self, state: Streams, read: Tensor, residual: Tensor, write: Tensor) -> tuple[Stream, Mixing]:
+    def forward(self, state: Streams, read: Tensor, residual: Tensor | None, write: Tensor) -> tuple[Stream, Mixing]:
         """Returns the fractions that are read, concatenated, and the streams and weights for the write."""
         n, m = len(state), self.config.n_fractions
-        P, inputs = n * m, self._inputs(state, read, residual, write)
+        inputs, P = self._inputs(state, read, residual, write), 0 if residual is None else n * m
         view, weights, streams = hyper_read(state, *inputs, None, self.rule, self.config.impl)
         writes = weights[:, P:].transpose(0, 1)
         if self.gain is not None:
             writes = weights[:, P:].unflatten(0, (n, m)).transpose(0, 1).flatten(1, 2)
-        return view, Mixing(streams, weights[:, :P], writes)
+        return view, Mixing(streams, weights[:, :P] if P else None, writes)
 
     @outside_autocast
-    def read_columns(self, state: Streams, read: Tensor, residual: Tensor, write: Tensor) -> Float[Tensor, "P m B T"]:
+    def read_columns(self, state: Streams, read: Tensor, residual: Tensor | None, write: Tensor) -> Float[Tensor, "P m B T"]:
         """Returns the weights of each token in the fractions that are read."""
         inputs = self._inputs(state, read, residual, write)
         return hyper_weights(state, *inputs, None, self.rule)[:, : self.config.n_fractions]
 
-    def _inputs(self, state: Streams, read: Tensor, residual: Tensor, write: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _inputs(self, state: Streams, read: Tensor, residual: Tensor | None, write: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The static weights, their scales, and the maps."""
         n, m = len(state), self.config.n_fractions
-        P = n * m
+        mixing = read if residual is None else torch.cat((read, residual), dim=1)
         # In the paper's form a piece weights its own share of the update; in the other form, the share of its fraction
         # of the update in every fraction of its stream.
         own = write.unsqueeze(1) if self.gain is None else write.view(n, 1, m).expand(n, m, m).flatten(0, 1)
-        static = torch.cat((read, residual, own), dim=1)
-        scale = torch.cat((self.mixing_scale.expand(m + P), self.write_scale.expand(own.shape[1])))
+        static = torch.cat((mixing, own), dim=1)
+        scale = torch.cat((self.mixing_scale.expand(mixing.shape[1]), self.write_scale.expand(own.shape[1])))
         maps = self.maps if self.gain is None else self.maps.to(statistics_dtype(state[0])) * self.gain
         return static, scale, maps

@@ -52,6 +52,10 @@ class TokenHistory:
         """How many tokens are kept."""
         return 0 if self.tokens is None else self.tokens.shape[1]
 
+    def documents(self, layout: TokenLayout) -> Documents:
+        """The documents of these tokens and of the new ones behind them."""
+        return layout.key_documents(self.length + layout.positions.shape[1])
+
     def following(self, x: Float[Tensor, "B T C"], kernel: int) -> "TokenHistory":
         """The history after these tokens, for a mixer that sees `kernel` tokens: the last `kernel - 1`, or all there are."""
         return TokenHistory(next_history(self.tokens, x, kernel))
@@ -154,3 +158,37 @@ class LocalMixer(Mixer):
             cache: returned by the last call, or `new_cache()`.
             context: the input of the sublayer behind its norm, for weights that depend on it; None where x is that.
         """
+
+
+class HistoryMixer(LocalMixer):
+    """A local mixer whose cache is the last tokens that it was given, as many as it sees before the current one."""
+
+    def __init__(self, receptive_field: int) -> None:
+        super().__init__()
+        self.receptive_field = receptive_field
+
+    def new_cache(self) -> TokenHistory:
+        """An empty history."""
+        return TokenHistory()
+
+    def forward(
+        self,
+        x: Float[Tensor, "B T C"],
+        layout: TokenLayout,
+        cache: TokenHistory | None = None,
+        context: Float[Tensor, "B T D"] | None = None,
+    ) -> tuple[Float[Tensor, "B T C"], TokenHistory | None]:
+        """Returns the mixed tokens and the last inputs, which are not mixed yet."""
+        history = cache or TokenHistory()
+        y = self.mix(x, layout, history, context)
+        return y, None if cache is None else history.following(x, self.receptive_field)
+
+    @abstractmethod
+    def mix(
+        self,
+        x: Float[Tensor, "B T C"],
+        layout: TokenLayout,
+        history: TokenHistory,
+        context: Float[Tensor, "B T D"] | None = None,
+    ) -> Float[Tensor, "B T C"]:
+        """Returns the mixed tokens, given those before them."""

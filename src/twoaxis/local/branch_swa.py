@@ -7,7 +7,6 @@ from typing import Literal, Self
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
 from pydantic import Field, model_validator
 from torch import Tensor
 
@@ -17,7 +16,7 @@ from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.parameters import Constant
 from twoaxis.core.position import SublayerPosition
-from twoaxis.local.base import LocalConfig, LocalMixer, Parts, TokenHistory, WindowKind, window_documents, window_pairs
+from twoaxis.local.base import HistoryMixer, LocalConfig, Parts, TokenHistory, WindowKind, window_documents, window_pairs
 from twoaxis.ops.local_attention import local_attention
 from twoaxis.ops.precision import Impl, statistics_dtype
 from twoaxis.ops.rope import RotationTable, layout_rotation, rotate, rotation
@@ -159,38 +158,26 @@ class BranchSWAConfig(LocalConfig):
         return BranchSWA(self, channels)
 
 
-class BranchSWA(LocalMixer, config=BranchSWAConfig):
+class BranchSWA(HistoryMixer, config=BranchSWAConfig):
     """See `BranchSWAConfig`."""
 
     def __init__(self, config: BranchSWAConfig, channels: int) -> None:
-        super().__init__()
+        super().__init__(config.receptive_field)
         self.config, self.parts = config, config.parts_of(channels)
         self.widths = [heads * width for heads, width in self.parts]
         if config.form == "blend":
             self.gamma = self.parameter("gamma", (len(self.parts),), Constant(0.0), "mixing")
 
-    def new_cache(self) -> TokenHistory:
-        """An empty history."""
-        return TokenHistory()
-
-    def forward(
-        self,
-        x: Float[Tensor, "B T C"],
-        layout: TokenLayout,
-        cache: TokenHistory | None = None,
-        context: Float[Tensor, "B T D"] | None = None,
-    ) -> tuple[Float[Tensor, "B T C"], TokenHistory | None]:
-        """Returns the mixed channels, and the last tokens of all channels."""
-        past = None if cache is None else cache.tokens
-        rows = x if past is None else torch.cat((past, x), dim=1)
+    def mix(self, x: Tensor, layout: TokenLayout, history: TokenHistory, context: Tensor | None = None) -> Tensor:
+        """Attends to the last tokens in each branch."""
+        rows = x if history.tokens is None else torch.cat((history.tokens, x), dim=1)
         branches = [
             part.unflatten(-1, (heads, -1)).transpose(1, 2)
             for part, (heads, _) in zip(rows.split(self.widths, dim=-1), self.parts, strict=True)
         ]
         mixed = self._shared(branches, layout) if self.config.scores == "shared" else self._self(branches, layout)
         y = self._combined(x, [part.transpose(1, 2).flatten(2) for part in mixed])
-        y = F.silu(y) if self.config.activation == "silu" else y
-        return y, None if cache is None else cache.following(x, self.config.window)
+        return F.silu(y) if self.config.activation == "silu" else y
 
     def _shared(self, branches: list[Tensor], layout: TokenLayout) -> list[Tensor]:
         """All branches [B H S _] by the scores of queries and keys; only those of new tokens are returned."""

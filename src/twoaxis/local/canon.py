@@ -6,7 +6,7 @@ from typing import Literal, Self
 from pydantic import model_validator
 
 from twoaxis.core.cost import Cost, Shape
-from twoaxis.core.design import InitEquivalence, MixingDesign
+from twoaxis.core.design import InitEquivalence, MixingDesign, free_taps
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.position import SublayerPosition
 from twoaxis.local.base import LocalConfig
@@ -79,21 +79,7 @@ class CanonConfig(ConvOptions, LocalConfig):
     @property
     def design(self) -> MixingDesign:
         """Free taps."""
-        return MixingDesign(
-            query="none",
-            key="none",
-            value="channels at t",
-            normaliser="none",
-            window="last k tokens",
-            sharing="sublayer",
-            injection="added to the channels" if self.form == "residual" else "replaces the channels",
-            position=True,
-        )
-
-    @property
-    def receptive_field(self) -> int:
-        """The taps."""
-        return self.kernel
+        return free_taps("channels at t", "added to the channels" if self.form == "residual" else "replaces the channels")
 
     @property
     def init_equivalence(self) -> InitEquivalence:

@@ -16,7 +16,7 @@ from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.design import InitEquivalence
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.parameters import Constant, Init, Uniform, Values
-from twoaxis.local.base import LocalMixer, TokenHistory
+from twoaxis.local.base import HistoryMixer, TokenHistory
 from twoaxis.ops.causal_conv import causal_conv
 from twoaxis.ops.precision import Impl, runs_plain, statistics_dtype
 
@@ -30,6 +30,11 @@ class ConvOptions(Config):
     bias: Literal["none", "channel"] = "none"
     taps_init: Literal["uniform", "zero", "identity"] = "uniform"
     impl: Impl = "fused"
+
+    @property
+    def receptive_field(self) -> int:
+        """The taps."""
+        return self.kernel
 
     @property
     def factor(self) -> float:
@@ -70,29 +75,18 @@ class ConvOptions(Config):
         return DepthwiseConv(self, channels)
 
 
-class DepthwiseConv(LocalMixer):
+class DepthwiseConv(HistoryMixer):
     """act(conv(x)), added to x or in its place."""
 
     def __init__(self, options: ConvOptions, channels: int) -> None:
-        super().__init__()
+        super().__init__(options.receptive_field)
         self.options = options
         self.weight = self.parameter("weight", (channels, options.kernel), _taps(options, channels), "mixing")
         self.bias = self.parameter("bias", (channels,), Constant(0.0), "bias") if options.bias == "channel" else None
 
-    def new_cache(self) -> TokenHistory:
-        """An empty history."""
-        return TokenHistory()
-
-    def forward(
-        self,
-        x: Float[Tensor, "B T C"],
-        layout: TokenLayout,
-        cache: TokenHistory | None = None,
-        context: Float[Tensor, "B T D"] | None = None,
-    ) -> tuple[Float[Tensor, "B T C"], TokenHistory | None]:
-        """Returns the convolved tokens and the last inputs."""
-        options, history = self.options, cache or TokenHistory()
-        documents = layout.key_documents(history.length + x.shape[1])
+    def mix(self, x: Tensor, layout: TokenLayout, history: TokenHistory, context: Tensor | None = None) -> Tensor:
+        """Convolves the tokens."""
+        options, documents = self.options, history.documents(layout)
         # The same sum with two passes over memory less.
         folded = options.folded and not runs_plain(options.impl)
         taps = _with_input(self.weight, options.factor) if folded else self.weight
@@ -101,7 +95,7 @@ class DepthwiseConv(LocalMixer):
             y = F.silu(y)
         if options.form == "residual" and not folded:
             y = (x + y) * options.factor if options.factor != 1 else x + y
-        return y, None if cache is None else history.following(x, options.kernel)
+        return y
 
 
 def _with_input(weight: Float[Tensor, "C k"], factor: float) -> Float[Tensor, "C k"]:

@@ -18,7 +18,7 @@ from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.parameters import Constant, Init, Uniform, Values
 from twoaxis.core.position import SublayerPosition
-from twoaxis.local.base import LocalConfig, LocalMixer, TokenHistory
+from twoaxis.local.base import HistoryMixer, LocalConfig, TokenHistory
 from twoaxis.ops.precision import Impl, statistics_dtype
 from twoaxis.ops.token_taps import low_rank_conv, per_head_conv
 
@@ -147,11 +147,11 @@ class DynamicConvConfig(LocalConfig):
         return DynamicConv(self, channels, site)
 
 
-class DynamicConv(LocalMixer, config=DynamicConvConfig):
+class DynamicConv(HistoryMixer, config=DynamicConvConfig):
     """See `DynamicConvConfig`."""
 
     def __init__(self, config: DynamicConvConfig, channels: int, site: SublayerPosition) -> None:
-        super().__init__()
+        super().__init__(config.receptive_field)
         self.config, k = config, config.kernel
         if config.taps == "low_rank":
             self.factors = self.linear("factors", site.d_model, config.rank, grows="inputs")
@@ -160,30 +160,17 @@ class DynamicConv(LocalMixer, config=DynamicConvConfig):
             self.heads = self.linear("heads", site.d_model, channels // config.head_dim * k, std=0.0)
         self.static = self.parameter("static", (k, channels), _static(config, channels), "mixing")
 
-    def new_cache(self) -> TokenHistory:
-        """An empty history."""
-        return TokenHistory()
-
-    def forward(
-        self,
-        x: Float[Tensor, "B T C"],
-        layout: TokenLayout,
-        cache: TokenHistory | None = None,
-        context: Float[Tensor, "B T D"] | None = None,
-    ) -> tuple[Float[Tensor, "B T C"], TokenHistory | None]:
-        """Returns the convolved tokens and the last inputs."""
-        config, history = self.config, cache or TokenHistory()
-        context = x if context is None else context
-        documents = layout.key_documents(history.length + x.shape[1])
+    def mix(self, x: Tensor, layout: TokenLayout, history: TokenHistory, context: Tensor | None = None) -> Tensor:
+        """Convolves the tokens with taps that the context makes."""
+        config, context = self.config, x if context is None else context
+        past, documents = history.tokens, history.documents(layout)
         if config.taps == "low_rank":
             # The static taps are one more row, for a factor of 1.
             weight = torch.cat((self.up.to(statistics_dtype(x)) * config.factor, self._static_taps().unsqueeze(1)), dim=1)
             factors = F.pad(self.factors(context), (0, 1), value=1.0)
-            y = low_rank_conv(x, factors, weight, history=history.tokens, documents=documents, impl=config.impl)
-        else:
-            taps = self.heads(context).unflatten(-1, (-1, config.kernel)).to(statistics_dtype(x)) * config.factor
-            y = per_head_conv(x, taps, self._static_taps(), history=history.tokens, documents=documents, impl=config.impl)
-        return y, None if cache is None else history.following(x, config.kernel)
+            return low_rank_conv(x, factors, weight, history=past, documents=documents, impl=config.impl)
+        taps = self.heads(context).unflatten(-1, (-1, config.kernel)).to(statistics_dtype(x)) * config.factor
+        return per_head_conv(x, taps, self._static_taps(), history=past, documents=documents, impl=config.impl)
 
     def _static_taps(self) -> Float[Tensor, "k C"]:
         """The static taps with the input and the scale in them, in a precision that does not round small taps away."""

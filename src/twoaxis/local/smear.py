@@ -6,7 +6,6 @@ Letters: B batch, T position, C channels, g channels of the gate.
 from typing import Literal, Self
 
 import torch
-from jaxtyping import Float
 from pydantic import Field, model_validator
 from torch import Tensor
 
@@ -16,7 +15,7 @@ from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.parameters import Constant
 from twoaxis.core.position import SublayerPosition
-from twoaxis.local.base import LocalConfig, LocalMixer, TokenHistory
+from twoaxis.local.base import HistoryMixer, LocalConfig, TokenHistory
 from twoaxis.ops.causal_conv import causal_conv, previous_token
 from twoaxis.ops.precision import Impl, outside_autocast, statistics_dtype
 from twoaxis.ops.scores import row_product
@@ -117,11 +116,11 @@ class SmearConfig(LocalConfig):
         return Smear(self, channels)
 
 
-class Smear(LocalMixer, config=SmearConfig):
+class Smear(HistoryMixer, config=SmearConfig):
     """See `SmearConfig`."""
 
     def __init__(self, config: SmearConfig, channels: int) -> None:
-        super().__init__()
+        super().__init__(config.receptive_field)
         self.config = config
         if config.form == "token":
             self.gate = self.parameter("gate", (config.gate_channels,), Constant(0.0), "gate")
@@ -129,22 +128,10 @@ class Smear(LocalMixer, config=SmearConfig):
         else:
             self.share = self.parameter("share", (channels,), Constant(0.0), "gate")
 
-    def new_cache(self) -> TokenHistory:
-        """An empty history."""
-        return TokenHistory()
-
-    def forward(
-        self,
-        x: Float[Tensor, "B T C"],
-        layout: TokenLayout,
-        cache: TokenHistory | None = None,
-        context: Float[Tensor, "B T D"] | None = None,
-    ) -> tuple[Float[Tensor, "B T C"], TokenHistory | None]:
-        """Returns the mixed tokens and the last input, which is not mixed yet."""
-        history = cache or TokenHistory()
-        documents = layout.key_documents(history.length + x.shape[1])
+    def mix(self, x: Tensor, layout: TokenLayout, history: TokenHistory, context: Tensor | None = None) -> Tensor:
+        """Adds the token before, or takes its share."""
         mixed = self._by_token if self.config.form == "token" else self._by_channel
-        return mixed(x, history.tokens, documents), None if cache is None else history.following(x, kernel=2)
+        return mixed(x, history.tokens, history.documents(layout))
 
     @outside_autocast
     def _by_token(self, x: Tensor, history: Tensor | None, documents: Tensor | None) -> Tensor:

@@ -6,16 +6,15 @@ Letters: B batch, T position, C channels.
 from typing import Literal
 
 import torch
-from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor
 
 from twoaxis.core.cost import Cost, Shape
-from twoaxis.core.design import InitEquivalence, MixingDesign
+from twoaxis.core.design import InitEquivalence, MixingDesign, free_taps
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.parameters import Constant, Values
 from twoaxis.core.position import SublayerPosition
-from twoaxis.local.base import LocalConfig, LocalMixer, TokenHistory
+from twoaxis.local.base import HistoryMixer, LocalConfig, TokenHistory
 from twoaxis.ops.causal_conv import causal_conv
 from twoaxis.ops.precision import Impl, statistics_dtype
 
@@ -26,8 +25,9 @@ class TokenShiftConfig(LocalConfig):
     Equation: y_t = x_t + mu * (x_(t-1) - x_t), with x_(-1) = 0 before the first token of a document
     Source:   RWKV-7, arXiv:2503.14456; fla-org/flash-linear-attention at bc3b101, modules/token_shift.py and
               ops/rwkv7/fused_addcmul.py
-    Deviates: one mu for all that reads the place; RWKV has one for each reader. mu does not depend on the token, as it does in
-              RWKV-6
+    Deviates: one mu for all that reads the input; RWKV has one for each reader. As `projected_local` every branch has a mu of
+              its own channels, but behind the projection, and the start runs over the branches side by side: one start for each
+              is projected_over="branch" of `gated_delta_net`. mu does not depend on the token, as it does in RWKV-6
     Shapes:   x [B T C] -> y [B T C]; sums in float32 (float64 for float64)
     Init:     mu_c = 1 - (c/C)^(power (1 - l/L)) in block l of L: NONE; EXACT with mu_init="zero" (still trains)
     Cost:     params C; flops 3*C per token; cache one token of C numbers
@@ -51,16 +51,7 @@ class TokenShiftConfig(LocalConfig):
     @property
     def design(self) -> MixingDesign:
         """Free shares of two tokens."""
-        return MixingDesign(
-            query="none",
-            key="none",
-            value="channels at t",
-            normaliser="sum 1",
-            window="last 2 tokens",
-            sharing="sublayer",
-            injection="replaces the channels",
-            position=True,
-        )
+        return free_taps("channels at t", "replaces the channels", window="last 2 tokens", normaliser="sum 1")
 
     @property
     def channel_group(self) -> int:
@@ -93,33 +84,20 @@ class TokenShiftConfig(LocalConfig):
         return TokenShift(self, channels, site)
 
 
-class TokenShift(LocalMixer, config=TokenShiftConfig):
+class TokenShift(HistoryMixer, config=TokenShiftConfig):
     """See `TokenShiftConfig`."""
 
     around = {"n_layers": 1, "index": 0}  # noqa: RUF012, as the base declares it
 
     def __init__(self, config: TokenShiftConfig, channels: int, site: SublayerPosition) -> None:
-        super().__init__()
+        super().__init__(config.receptive_field)
         self.impl: Impl = config.impl
         exponent = config.power * (1 - site.block / site.stack.n_blocks)
         shares = Values(tuple(1 - (channel / channels) ** exponent for channel in range(channels)))
         self.mu = self.parameter("mu", (channels,), Constant(0.0) if config.mu_init == "zero" else shares, "mixing")
 
-    def new_cache(self) -> TokenHistory:
-        """An empty history."""
-        return TokenHistory()
-
-    def forward(
-        self,
-        x: Float[Tensor, "B T C"],
-        layout: TokenLayout,
-        cache: TokenHistory | None = None,
-        context: Float[Tensor, "B T D"] | None = None,
-    ) -> tuple[Float[Tensor, "B T C"], TokenHistory | None]:
-        """Returns the blended tokens and the last input."""
-        history = cache or TokenHistory()
+    def mix(self, x: Tensor, layout: TokenLayout, history: TokenHistory, context: Tensor | None = None) -> Tensor:
+        """Blends each token with the one before."""
         mu = self.mu.to(statistics_dtype(self.mu))
-        documents = layout.key_documents(history.length + x.shape[1])
         taps = torch.stack((mu, 1 - mu), dim=1)
-        y = causal_conv(x, taps, history=history.tokens, documents=documents, impl=self.impl)
-        return y, None if cache is None else history.following(x, kernel=2)
+        return causal_conv(x, taps, history=history.tokens, documents=history.documents(layout), impl=self.impl)

@@ -1,14 +1,16 @@
 """The contract of the sequence axis: a mixer along positions with a declared receptive field, cache and cost."""
 
 from abc import ABC, abstractmethod
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from jaxtyping import Float
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from twoaxis.core.config import Config
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.design import InitEquivalence, MixingDesign
+from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.mixer import Mixer
 from twoaxis.core.position import HeadShape, SublayerPosition
@@ -98,6 +100,59 @@ class SequenceConfig(Config, ABC):
     @abstractmethod
     def build(self, site: SublayerPosition) -> "SequenceMixer":
         """Builds the mixer."""
+
+
+class OutputOptions(Config, ABC):
+    """The start of the matrix from which the update comes."""
+
+    output_init: Literal["scaled", "zero"] = "scaled"
+
+    @property
+    def init_equivalence(self) -> InitEquivalence:
+        """Exact when the output projection starts at zero: the sublayer then adds nothing."""
+        if self.output_init == "zero":
+            return InitEquivalence("exact", "the zero output projection adds nothing")
+        return InitEquivalence("none", "a random output projection adds a random update")
+
+    def output_std(self, site: SublayerPosition, inputs: int) -> float:
+        """The standard deviation of the matrix, of so many inputs."""
+        return 0.0 if self.output_init == "zero" else site.output_std(inputs)
+
+
+class HeadOptions(Config, ABC):
+    """The number of heads and the width of their queries and keys."""
+
+    kind: Any
+    n_heads: int = Field(default=4, ge=1)
+    head_dim: int | None = Field(default=None, ge=1)
+
+    def check(self, d_model: int) -> None:
+        """Raises ConfigError if the heads do not divide the width."""
+        if self.head_dim is None and d_model % self.n_heads:
+            allowed = f"a divisor of d_model={d_model}, or given with a head_dim"
+            raise ConfigError(problem("n_heads", self.n_heads, allowed, f"set head_dim, or change n_heads of {self.kind!r}"))
+
+    def key_width(self, d_model: int) -> int:
+        """Width of the queries and keys of one head."""
+        return self.head_dim or d_model // self.n_heads
+
+
+class GroupedHeadOptions(HeadOptions, ABC):
+    """The same with heads of keys and values that several query heads share."""
+
+    n_kv_heads: int | None = Field(default=None)
+
+    @model_validator(mode="after")
+    def _kv_heads_divide(self) -> Self:
+        if not 1 <= self.kv_heads <= self.n_heads or self.n_heads % self.kv_heads:
+            allowed = f"a divisor of n_heads={self.n_heads}"
+            raise ConfigError(problem("n_kv_heads", self.n_kv_heads, allowed, "use n_kv_heads=1 or n_heads for the extremes"))
+        return self
+
+    @property
+    def kv_heads(self) -> int:
+        """Number of kv-heads."""
+        return self.n_heads if self.n_kv_heads is None else self.n_kv_heads
 
 
 class SequenceMixer(Mixer):

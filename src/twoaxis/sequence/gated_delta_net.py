@@ -13,8 +13,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from twoaxis.core.cost import Cost, Shape
-from twoaxis.core.design import InitEquivalence
-from twoaxis.core.errors import ConfigError, problem
+from twoaxis.core.errors import ConfigError
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.parameters import Constant, LogOfUniform, Normal, SoftplusInverse, extra_output, matrix_std, with_extra
 from twoaxis.core.position import SublayerPosition
@@ -27,10 +26,10 @@ from twoaxis.ops.norm import rms_norm
 from twoaxis.ops.precision import Impl, statistics_dtype
 from twoaxis.ops.rope import RotationTable
 from twoaxis.ops.scores import linear_scores
-from twoaxis.sequence.base import SequenceConfig, SequenceMixer
+from twoaxis.sequence.base import HeadOptions, OutputOptions, SequenceConfig, SequenceMixer
 
 
-class GatedDeltaNetConfig(PlacesConfig, SequenceConfig):
+class GatedDeltaNetConfig(OutputOptions, HeadOptions, PlacesConfig, SequenceConfig):
     """Writes every token into a decaying state of fixed size, over what the state held for its key, and reads the state.
 
     Equation: S_t = a_t S_(t-1) (I - b_t k_t k_t^T) + b_t v_t k_t^T;
@@ -72,13 +71,10 @@ class GatedDeltaNetConfig(PlacesConfig, SequenceConfig):
     """
 
     kind: Literal["gated_delta_net"] = "gated_delta_net"
-    n_heads: int = Field(default=4, ge=1)
-    head_dim: int | None = Field(default=None, ge=1)
     value_dim: int | None = Field(default=None, ge=1)
     projected_local: Local = CanonConfig(form="plain", activation="silu")
     projected_over: Literal["joint", "branch"] = "joint"
     qk_eps: float = Field(default=1e-6, gt=0)
-    output_init: Literal["scaled", "zero"] = "scaled"
     impl: Impl = "fused"
 
     @model_validator(mode="after")
@@ -118,23 +114,10 @@ class GatedDeltaNetConfig(PlacesConfig, SequenceConfig):
         """No bound: the state decays and drops no token."""
         return None
 
-    @property
-    def init_equivalence(self) -> InitEquivalence:
-        """Exact when the output projection starts at zero: the sublayer then adds nothing."""
-        if self.output_init == "zero":
-            return InitEquivalence("exact", "the zero output projection adds nothing")
-        return InitEquivalence("none", "a random output projection adds a random update")
-
     def check(self, d_model: int) -> None:
         """Raises ConfigError if the heads do not divide the width, or do not fit a local mixer."""
-        if self.head_dim is None and d_model % self.n_heads:
-            allowed = f"a divisor of d_model={d_model}, or given with a head_dim"
-            raise ConfigError(problem("n_heads", self.n_heads, allowed, f"set head_dim, or change n_heads of {self.kind!r}"))
+        super().check(d_model)
         self.placed(d_model)
-
-    def key_width(self, d_model: int) -> int:
-        """Width of the queries and keys of one head."""
-        return self.head_dim or d_model // self.n_heads
 
     def value_width(self, d_model: int) -> int:
         """Width of the values of one head."""
@@ -192,7 +175,7 @@ class GatedDeltaNet(LocalPlaces, SequenceMixer, config=GatedDeltaNetConfig):
         self.A_log = self.parameter("A_log", (H,), LogOfUniform(1e-4, 16.0), "gate")
         self.dt_bias = self.parameter("dt_bias", (H,), SoftplusInverse(0.001, 0.1), "bias")
         self.gain = self.parameter("gain", (V,), Constant(1.0), "norm")
-        self.output = self.linear("output", H * V, D, std=0.0 if config.output_init == "zero" else site.output_std(H * V))
+        self.output = self.linear("output", H * V, D, std=config.output_std(site, H * V))
         self.extra = extra_output(self, H * V, site.slot.update_extra)
         self.fill_places(config, site)
 

@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor
 
 from twoaxis.core.cost import Cost, Shape
-from twoaxis.core.design import InitEquivalence, MixingDesign
+from twoaxis.core.design import MixingDesign, free_taps
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.parameters import Uniform, extra_output, with_extra
 from twoaxis.core.position import SublayerPosition
@@ -19,10 +19,10 @@ from twoaxis.core.views import Views
 from twoaxis.local.base import TokenHistory
 from twoaxis.ops.causal_conv import causal_conv
 from twoaxis.ops.precision import Impl
-from twoaxis.sequence.base import SequenceConfig, SequenceMixer
+from twoaxis.sequence.base import OutputOptions, SequenceConfig, SequenceMixer
 
 
-class GatedShortConvConfig(SequenceConfig):
+class GatedShortConvConfig(OutputOptions, SequenceConfig):
     """Convolves the last `kernel` tokens of each channel between an input gate and an output gate.
 
     Equation: y_t = W_o (c_t * sum_(s=0..k-1) w_(k-1-s) (b * x)_(t-s)),  b, c, x = the thirds of W n in this order
@@ -44,34 +44,17 @@ class GatedShortConvConfig(SequenceConfig):
 
     kind: Literal["gated_short_conv"] = "gated_short_conv"
     kernel: int = Field(default=3, ge=2, le=8)
-    output_init: Literal["scaled", "zero"] = "scaled"
     impl: Impl = "fused"
 
     @property
     def design(self) -> MixingDesign:
         """Free taps between gates."""
-        return MixingDesign(
-            query="none",
-            key="none",
-            value="b_t * x_t",
-            normaliser="none",
-            window="last k tokens",
-            sharing="sublayer",
-            injection="added to the stream",
-            position=True,
-        )
+        return free_taps("b_t * x_t", "added to the stream")
 
     @property
     def receptive_field(self) -> int:
         """The taps."""
         return self.kernel
-
-    @property
-    def init_equivalence(self) -> InitEquivalence:
-        """Exact when the output projection starts at zero: the sublayer then adds nothing."""
-        if self.output_init == "zero":
-            return InitEquivalence("exact", "the zero output projection adds nothing")
-        return InitEquivalence("none", "a random output projection adds a random update")
 
     def check(self, d_model: int) -> None:
         """Accepts any width."""
@@ -99,7 +82,7 @@ class GatedShortConv(SequenceMixer, config=GatedShortConvConfig):
         self.config, D = config, site.d_model
         self.gates_and_input = self.linear("gates_and_input", D, 3 * D, rows=(D,) * 3)
         self.taps = self.parameter("taps", (D, config.kernel), Uniform(1 / math.sqrt(config.kernel)), "mixing")
-        self.output = self.linear("output", D, D, std=0.0 if config.output_init == "zero" else site.output_std(D))
+        self.output = self.linear("output", D, D, std=config.output_std(site, D))
         self.extra = extra_output(self, D, site.slot.update_extra)
 
     def new_cache(self) -> TokenHistory:
@@ -114,7 +97,7 @@ class GatedShortConv(SequenceMixer, config=GatedShortConvConfig):
         history = cache or TokenHistory()
         input_gate, output_gate, x = self.gates_and_input(context).chunk(3, dim=-1)
         gated = input_gate * x
-        documents = layout.key_documents(history.length + gated.shape[1])
+        documents = history.documents(layout)
         y = causal_conv(gated, self.taps, history=history.tokens, documents=documents, impl=self.config.impl)
         update = with_extra(self.output, self.extra, output_gate * y)
         return update, None if cache is None else history.following(gated, self.config.kernel)

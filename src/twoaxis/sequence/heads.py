@@ -13,7 +13,6 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from twoaxis.core.cost import Cost, Shape, visible_pairs
-from twoaxis.core.design import InitEquivalence
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.key_value_cache import KeyValueCache
 from twoaxis.core.layout import TokenLayout
@@ -27,7 +26,7 @@ from twoaxis.ops.norm import rms_norm
 from twoaxis.ops.precision import Impl, statistics_dtype
 from twoaxis.ops.rope import RotationTable, Scaling, layout_rotation, rotate
 from twoaxis.ops.scores import linear_scores
-from twoaxis.sequence.base import HeadMixer, SequenceConfig
+from twoaxis.sequence.base import GroupedHeadOptions, HeadMixer, OutputOptions, SequenceConfig
 
 QKNorm = Literal["none", "before_rope", "after_local", "after_rope", "key_after_rope"]
 Branch = Literal["q", "k", "v"]
@@ -40,12 +39,9 @@ SINK_STD = 0.02
 ALL_BRANCHES: tuple[Branch, ...] = ("q", "k", "v")
 
 
-class HeadsConfig(PlacesConfig, SequenceConfig):
+class HeadsConfig(OutputOptions, GroupedHeadOptions, PlacesConfig, SequenceConfig):
     """The options of softmax attention, which `AttentionConfig`, `ShortSWAConfig` and `KVShiftConfig` share."""
 
-    n_heads: int = Field(default=4, ge=1)
-    n_kv_heads: int | None = Field(default=None)
-    head_dim: int | None = Field(default=None, ge=2)
     rope_theta: float = Field(default=10_000.0, gt=0)
     rope_dim: int | None = Field(default=None, ge=0, multiple_of=2)
     rope_scaling: Scaling = None
@@ -55,14 +51,10 @@ class HeadsConfig(PlacesConfig, SequenceConfig):
     bias: ProjectionBias = "none"
     sink: Literal["none", "learned", "per_token"] = "none"
     sink_init: Literal["zero", "normal"] = "zero"
-    output_init: Literal["scaled", "zero"] = "scaled"
     impl: Impl = "fused"
 
     @model_validator(mode="after")
-    def _heads_divide(self) -> Self:
-        if not 1 <= self.kv_heads <= self.n_heads or self.n_heads % self.kv_heads:
-            allowed = f"a divisor of n_heads={self.n_heads}"
-            raise ConfigError(problem("n_kv_heads", self.n_kv_heads, allowed, "use n_kv_heads=1 or n_heads for the extremes"))
+    def _rotation_and_sink_fit(self) -> Self:
         if self.head_dim is not None and self.head_dim % 2:
             raise ConfigError(problem("head_dim", self.head_dim, "even, since RoPE turns pairs of channels", "add 1"))
         if self.rope_scaling is not None and self.rope_dim == 0:
@@ -88,11 +80,6 @@ class HeadsConfig(PlacesConfig, SequenceConfig):
             remedy = "write for example ['k', 'v']"
             raise ConfigError(problem("projected_branches", list(self.projected_branches), allowed, remedy))
         return self
-
-    @property
-    def kv_heads(self) -> int:
-        """Number of kv-heads."""
-        return self.n_heads if self.n_kv_heads is None else self.n_kv_heads
 
     @property
     def query_norm(self) -> KeyNorm:
@@ -129,25 +116,14 @@ class HeadsConfig(PlacesConfig, SequenceConfig):
         """The window, and what the local mixers see before its first token."""
         return None if self.span is None else self.span + self.local_field - 1
 
-    @property
-    def init_equivalence(self) -> InitEquivalence:
-        """Exact when the output projection starts at zero: the sublayer then adds nothing."""
-        if self.output_init == "zero":
-            return InitEquivalence("exact", "the zero output projection adds nothing")
-        return InitEquivalence("none", "a random output projection adds a random update")
-
     def check(self, d_model: int) -> None:
         """Raises ConfigError if the heads do not divide the width, or are narrower than their rotated channels."""
-        if self.head_dim is None and (d_model % self.n_heads or (d_model // self.n_heads) % 2):
+        if self.head_dim is None and d_model % (2 * self.n_heads):
             allowed = f"a divisor of d_model={d_model} with an even quotient, or given with a head_dim"
             raise ConfigError(problem("n_heads", self.n_heads, allowed, f"set head_dim, or change n_heads of {self.kind!r}"))
         if self.rotated(d_model) > self.key_width(d_model):
             allowed = f"at most the head width {self.key_width(d_model)}"
             raise ConfigError(problem("rope_dim", self.rope_dim, allowed, "leave it out to rotate whole heads"))
-
-    def key_width(self, d_model: int) -> int:
-        """Width of one head."""
-        return self.head_dim or d_model // self.n_heads
 
     def rotated(self, d_model: int) -> int:
         """Channels of each head that are rotated."""
@@ -225,7 +201,7 @@ class SoftmaxAttention(LocalPlaces, HeadMixer):
         grows = "both" if config.head_dim is None else "inputs"
         self.qkv = self.linear("qkv", D, projected, values=values, rows=(K,) * (projected // K), grows=grows)
         self.qkv_bias = None if config.bias == "none" else self.parameter("qkv_bias", (projected,), Constant(0.0), "bias")
-        self.output = self.linear("output", H * K, D, std=0.0 if config.output_init == "zero" else site.output_std(H * K))
+        self.output = self.linear("output", H * K, D, std=config.output_std(site, H * K))
         self.output_bias = self.parameter("output_bias", (D,), Constant(0.0), "bias") if config.bias == "all" else None
         self.extra = extra_output(self, H * K, site.slot.update_extra)
         if config.qk_norm != "none":

@@ -142,7 +142,7 @@ class KVShift(SoftmaxAttention, config=KVShiftConfig):
         joined, cache = super()._projected(context, layout, cache)
         q, raw = joined.split((self.config.n_heads, joined.shape[2] - self.config.n_heads), dim=2)
         flat, history = raw.flatten(2), cache.last if isinstance(cache, KVShiftCache) else TokenHistory()
-        before = previous_token(flat, history.tokens, layout.key_documents(history.length + flat.shape[1]))
+        before = previous_token(flat, history.tokens, history.documents(layout))
         previous, current = self._weights(context)
         mixed = (previous * before.unflatten(-1, raw.shape[2:]) + current * raw).to(raw.dtype)
         if isinstance(cache, KVShiftCache):

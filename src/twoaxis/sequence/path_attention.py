@@ -14,8 +14,6 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from twoaxis.core.cost import Cost, Shape, visible_pairs
-from twoaxis.core.design import InitEquivalence
-from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.key_value_cache import KeyValueCache
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.parameters import Constant, Normal, Uniform, extra_output, matrix_std, with_extra
@@ -27,10 +25,10 @@ from twoaxis.ops.norm import rms_norm
 from twoaxis.ops.precision import Impl
 from twoaxis.ops.reflected_attention import PathPast, path_attention
 from twoaxis.ops.scores import linear_scores
-from twoaxis.sequence.base import SequenceConfig, SequenceMixer
+from twoaxis.sequence.base import GroupedHeadOptions, OutputOptions, SequenceConfig, SequenceMixer
 
 
-class PathAttentionConfig(SequenceConfig):
+class PathAttentionConfig(OutputOptions, GroupedHeadOptions, SequenceConfig):
     """Attends to all earlier tokens through a product of reflections, one per token in between, which replaces RoPE.
 
     Equation: y_t = W_o concat_h sum_(j<=t) softmax_j((q_t^T A_t ... A_(j+1) k_j + sum_(s=j+1..t) f_s) / sqrt(K)) v_j,
@@ -68,31 +66,19 @@ class PathAttentionConfig(SequenceConfig):
     """
 
     kind: Literal["path_attention"] = "path_attention"
-    n_heads: int = Field(default=4, ge=1)
-    n_kv_heads: int | None = Field(default=None)
-    head_dim: int | None = Field(default=None, ge=1)
     w_map: Literal["low_rank", "full"] = "low_rank"
     w_rank: int = Field(default=32, ge=1)
     w_kernel: int = Field(default=3, ge=2, le=8)
     w_eps: float = Field(default=1e-6, gt=0)
     qk_norm: Literal["none", "per_head"] = "none"
     forget_gate: Literal["none", "inside_scale"] = "none"
-    output_init: Literal["scaled", "zero"] = "scaled"
     impl: Impl = "fused"
 
     @model_validator(mode="after")
-    def _fits(self) -> Self:
-        if not 1 <= self.kv_heads <= self.n_heads or self.n_heads % self.kv_heads:
-            allowed = f"a divisor of n_heads={self.n_heads}"
-            raise ConfigError(problem("n_kv_heads", self.n_kv_heads, allowed, "use n_kv_heads=1 or n_heads for the extremes"))
-        if self.w_map == "full" and self.w_rank != type(self).model_fields["w_rank"].default:
-            raise ConfigError(problem("w_rank", self.w_rank, "left out with w_map='full'", "set w_map='low_rank'"))
+    def _rank_is_read(self) -> Self:
+        if self.w_map == "full":
+            self.refuse_options(["w_rank"], " with w_map='full'", "set w_map='low_rank'")
         return self
-
-    @property
-    def kv_heads(self) -> int:
-        """Number of kv-heads."""
-        return self.n_heads if self.n_kv_heads is None else self.n_kv_heads
 
     @property
     def receptive_field(self) -> None:
@@ -103,23 +89,6 @@ class PathAttentionConfig(SequenceConfig):
     def inner_field(self) -> int:
         """The taps of the convolution of directions."""
         return self.w_kernel
-
-    @property
-    def init_equivalence(self) -> InitEquivalence:
-        """Exact when the output projection starts at zero: the sublayer then adds nothing."""
-        if self.output_init == "zero":
-            return InitEquivalence("exact", "the zero output projection adds nothing")
-        return InitEquivalence("none", "a random output projection adds a random update")
-
-    def check(self, d_model: int) -> None:
-        """Raises ConfigError if the heads do not divide the width."""
-        if self.head_dim is None and d_model % self.n_heads:
-            allowed = f"a divisor of d_model={d_model}, or given with a head_dim"
-            raise ConfigError(problem("n_heads", self.n_heads, allowed, f"set head_dim, or change n_heads of {self.kind!r}"))
-
-    def key_width(self, d_model: int) -> int:
-        """Width of one head."""
-        return self.head_dim or d_model // self.n_heads
 
     @property
     def gates(self) -> int:
@@ -175,7 +144,7 @@ class PathAttention(SequenceMixer, config=PathAttentionConfig):
         if config.qk_norm == "per_head":
             self.q_gain = self.parameter("q_gain", (K,), Constant(1.0), "norm")
             self.k_gain = self.parameter("k_gain", (K,), Constant(1.0), "norm")
-        self.output = self.linear("output", H * K, D, std=0.0 if config.output_init == "zero" else site.output_std(H * K))
+        self.output = self.linear("output", H * K, D, std=config.output_std(site, H * K))
         self.extra = extra_output(self, H * K, site.slot.update_extra)
 
     def new_cache(self) -> PathAttentionCache:
@@ -210,7 +179,7 @@ class PathAttention(SequenceMixer, config=PathAttentionConfig):
         """Directions of length 1 [B G T K], and the last inputs of their convolution."""
         config, K = self.config, self.head_dim
         x = self.w_up(context if self.w_down is None else self.w_down(context))
-        documents = layout.key_documents(history.length + x.shape[1])
+        documents = history.documents(layout)
         w = F.silu(causal_conv(x, self.taps, history=history.tokens, documents=documents, impl=config.impl))
         # The root mean square of K numbers is their length over sqrt(K).
         length_one = w.new_full((K,), 1 / math.sqrt(K))

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from twoaxis.core.cost import Cost, Shape
-from twoaxis.core.design import InitEquivalence, MixingDesign
+from twoaxis.core.design import InitEquivalence, MixingDesign, free_taps
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.parameters import extra_output
 from twoaxis.core.position import SublayerPosition
@@ -50,21 +50,7 @@ class ShortConvConfig(ConvOptions, SequenceConfig):
     @property
     def design(self) -> MixingDesign:
         """Free taps."""
-        return MixingDesign(
-            query="none",
-            key="none",
-            value="c_t",
-            normaliser="none",
-            window="last k tokens",
-            sharing="sublayer",
-            injection="added to the stream",
-            position=True,
-        )
-
-    @property
-    def receptive_field(self) -> int:
-        """The taps."""
-        return self.kernel
+        return free_taps("c_t", "added to the stream")
 
     @property
     def init_equivalence(self) -> InitEquivalence:

@@ -58,7 +58,11 @@ MORE: dict[str, dict[str, dict[str, Any]]] = {
         "groups_apart": {"stored": "groups", "period": 2, "dilation": 2, "granularity": "sublayer"},
     },
     "elc_bert": {"large_eps": {"variant": "normalized", "source_eps": 0.1}},
-    "frac_connections": {"large_scores": {"scale_init": 0.3, "n_fractions": 2}},
+    "frac_connections": {
+        "large_scores": {"scale_init": 0.3, "n_fractions": 2},
+        "unmixed_static": {"residual": "identity", "weights": "static", "n_fractions": 2},
+        "unmixed_streams": {"residual": "identity", "form": "lucidrains", "n_streams": 2, "n_fractions": 2},
+    },
     "hyper_connections": {
         "large_scores": {"scale_init": 0.3, "layer_eps": 0.1, "n_streams": 2},
         "large_eps": {"norm": "rms", "rms_eps": 0.1, "read_out": "mean", "n_streams": 2},

@@ -48,16 +48,17 @@ def frac_connections(s: Setting) -> Tensor:
     P = len(X)
     for g in range(s.stack.n_sublayers):
         p = s.mixer(g)
-        Y, A = ([list(row) for row in p[name]] for name in ("read_weights", "residual_weights"))
+        mixes, identity = c.residual == "free", torch.eye(P, dtype=s.embeddings.dtype)
+        Y, A = ([list(row) for row in x] for x in (p["read_weights"], p["residual_weights"] if mixes else identity))
         # B[g][i]: what fraction g of the update has in piece i; the paper gives every piece its own fraction alone.
         B: list[list[Any]] = [[p["write_weights"][i] * (not paper or i % m == g) for i in range(P)] for g in range(m)]
         for j in range(P if c.weights == "dynamic" else 0):
             unit = layer(X[j], 1e-5) if paper else rms(X[j], 0.0) * p["dynamic.gain"]
             scores = torch.tanh(unit @ p["dynamic.maps"].T).unsqueeze(-2).unbind(-1)
-            mixing = [p["dynamic.mixing_scale"] * score for score in scores[: m + P]]
-            writes = [p["dynamic.write_scale"] * score for score in scores[m + P :]]
+            mixing = [p["dynamic.mixing_scale"] * score for score in scores[: m + P * mixes]]
+            writes = [p["dynamic.write_scale"] * score for score in scores[m + P * mixes :]]
             Y[j] = [old + new for old, new in zip(Y[j], mixing[:m], strict=True)]
-            A[j] = [old + new for old, new in zip(A[j], mixing[m:], strict=True)]
+            A[j] = [old + new for old, new in zip(A[j], mixing[m:], strict=True)] if mixes else A[j]
             # The scores of piece (stream, g) are those of the ways from fraction g of the update to this stream.
             stream, own = divmod(j, m)
             for f, write in enumerate(writes):

@@ -1,9 +1,7 @@
 """Which models other engines can run, and the page that says so; needs no engine and no transformers."""
 
-import importlib.util
 import sys
 import tomllib
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -15,7 +13,8 @@ from twoaxis.core.layout import TokenLayout
 from twoaxis.interop import vllm
 from twoaxis.interop.engines import COUNT, HEADS, HISTORY, KEYS, SINK, WINDOWS, check_engine, obstacles
 
-ROOT = Path(__file__).parents[3]
+from ...scripts import DOCS, ROOT, load_script
+
 FEED_FORWARD: dict[str, Any] = {"kind": "swiglu", "input_local": "canon"}
 SWA: dict[str, Any] = {"kind": "short_swa", "n_heads": 2, "n_kv_heads": 2, "window": 3}
 
@@ -96,11 +95,7 @@ def test_vllm_learns_the_architecture(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def docs() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("docs_engines", ROOT / "docs" / "engines.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script(DOCS / "engines.py")
 
 
 def test_page_is_up_to_date(docs: ModuleType) -> None:

@@ -1,24 +1,18 @@
 """`benchmarks/serve_load.py` succeeds only when its clients lived and were answered."""
 
 import argparse
-import importlib.util
 from collections import Counter
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-BENCHMARK = Path(__file__).parents[3] / "benchmarks" / "serve_load.py"
+from ...scripts import ROOT, load_script
 
 
 @pytest.fixture(scope="module")
 def load() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("serve_load", BENCHMARK)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script(ROOT / "benchmarks" / "serve_load.py")
 
 
 class Idle:

@@ -96,7 +96,7 @@ def _decode(model: Decoder, golden: Golden) -> None:
         torch.testing.assert_close(torch.cat(parts, dim=1), expected, rtol=1e-9, atol=1e-9, msg=message)
 
 
-def _oldest_tap_last(patch: pytest.MonkeyPatch) -> None:
+def oldest_tap_last(patch: pytest.MonkeyPatch) -> None:
     def flipped(x: Tensor, weight: Tensor, *args: Any, **options: Any) -> Tensor:
         return causal_conv(x, weight.flip(-1), *args, **options)
 
@@ -119,8 +119,8 @@ def _after_the_rotation(patch: pytest.MonkeyPatch) -> None:
 ADAPTER = Adapter(
     claims={r"canon-.*": run_canon},
     mistakes=(
-        Mistake("taps from the newest to the oldest token", "canon-abcd", _oldest_tap_last),
-        Mistake("taps from the newest to the oldest token", "canon-ac", _oldest_tap_last),
+        Mistake("taps from the newest to the oldest token", "canon-abcd", oldest_tap_last),
+        Mistake("taps from the newest to the oldest token", "canon-ac", oldest_tap_last),
         Mistake("place B behind the rotation", "canon-b-act-nores", _after_the_rotation),
         Mistake("place B behind the rotation", "canon-abcd", _after_the_rotation),
     ),

@@ -9,9 +9,8 @@ from torch import Tensor
 
 from twoaxis.checkpoints.layouts import denseformer as state_maps
 from twoaxis.depth import DenseFormerConfig
-from twoaxis.depth.denseformer import DenseFormer
+from twoaxis.depth.denseformer import DenseFormer, SkipGain
 from twoaxis.depth.history import History
-from twoaxis.depth.skip_gain import SkipGain
 
 from ..backbones.depth_loop import DepthLoop, Passed
 from ..backbones.elc_bert import Encoder

@@ -6,20 +6,19 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from twoaxis.core.layout import TokenLayout
 from twoaxis.core.views import Heads
 from twoaxis.depth import DepthValueMixingConfig
 from twoaxis.depth.base import Mix
 from twoaxis.depth.depth_value_mixing import DepthValueMixing
 from twoaxis.depth.heads import StreamAndHeads
-from twoaxis.feed_forward import SwiGLUConfig
-from twoaxis.model import Decoder, DecoderConfig
-from twoaxis.model.trace import sublayer_list
+from twoaxis.model import Decoder
 from twoaxis.ops.precision import statistics_dtype
 from twoaxis.sequence import AttentionConfig
 from twoaxis.sequence.heads import SoftmaxAttention
 
-from ..golden import Golden, gradient
+from ..backbones.llama import lettered_llama
+from ..golden import Golden
+from ..trace import streams_and_heads
 from ..weights import Weights
 from . import Adapter, Mistake
 
@@ -37,17 +36,7 @@ def run(golden: Golden) -> Mapping[str, Tensor]:
     depth = DepthValueMixingConfig(stride=config["stride"], recent_window=config["recent_window"])
     L = config["layers"]
     assert {str(layer): [*depth.sources(layer)] for layer in range(L)} == config["sources"]
-    model = Decoder(
-        DecoderConfig(
-            vocab_size=config["V"],
-            d_model=config["d"],
-            n_layers=L,
-            norm_eps=config["eps"],
-            tie_embeddings=False,
-            depth=depth,
-            blocks=((attention, SwiGLUConfig(d_ff=config["f"])),),
-        )
-    )
+    model = lettered_llama(config, L, attention, depth)
     weights = Weights(golden)
     weights.put("embedding.weight", "embed")
     weights.put("norm.gain", "norm.weight")
@@ -67,26 +56,13 @@ def run(golden: Golden) -> Mapping[str, Tensor]:
 
 
 def _run(model: Decoder, golden: Golden) -> dict[str, Tensor]:
-    embeddings = model.embed(golden.take("input/input_ids"))
-    embeddings.retain_grad()
-    layout = TokenLayout.contiguous(embeddings.shape[1])
-    state: Any = model.ends.enter(embeddings)[0]
-    found = dict[str, Tensor]()
-    for index, sublayer in enumerate(sublayer_list(model)):
-        layer = index // 2
+    mixed = dict[str, Tensor]()
 
-        def seen(mix: Mix, layer: int = layer) -> Mix:
-            found[f"output/mixed_v_{layer}"] = mix.mixed.v.transpose(1, 2)
-            return mix
+    def seen(index: int, mix: Mix) -> None:
+        mixed[f"output/mixed_v_{index // 2}"] = mix.mixed.v.transpose(1, 2)
 
-        view, carry, _ = sublayer.depth.read(state)
-        context = sublayer.norm(view)
-        update, state, _ = sublayer.mix(context, state, layout, seen=seen)
-        state = sublayer.depth.write(state, update, context, carry)
-        found[f"output/hidden_{layer}"] = state.stream
-    logits = model.logits(model.norm(state.stream))
-    logits.backward(golden.take("input/cotangent"))
-    return {**found, "output/logits": logits, "grad/input_embeddings": gradient(embeddings)}
+    (_, *behind), found = streams_and_heads(model, golden, seen)
+    return {**mixed, **found, **{f"output/hidden_{layer}": stream for layer, stream in enumerate(behind)}}
 
 
 def _stores_own_values(patch: pytest.MonkeyPatch) -> None:

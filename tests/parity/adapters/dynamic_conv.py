@@ -9,13 +9,13 @@ from torch import Tensor
 
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.position import LayerStack, SublayerPosition
-from twoaxis.local import CanonConfig, DynamicConvConfig, LocalMixer, conv, dynamic_conv
+from twoaxis.local import CanonConfig, DynamicConvConfig, LocalMixer, dynamic_conv
 from twoaxis.local.dynamic_conv import DynamicConv
-from twoaxis.ops.causal_conv import causal_conv
 from twoaxis.ops.token_taps import low_rank_conv, per_head_conv
 
 from ..golden import Golden
 from . import Adapter, Mistake
+from .canon import oldest_tap_last
 
 
 def site(d_model: int) -> SublayerPosition:
@@ -123,13 +123,6 @@ def _scale_without_the_input(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(DynamicConvConfig, "factor", property(lambda config: (2 * config.kernel) ** -0.5))
 
 
-def _static_oldest_tap_last(patch: pytest.MonkeyPatch) -> None:
-    def flipped(x: Tensor, weight: Tensor, *given: Any, **options: Any) -> Tensor:
-        return causal_conv(x, weight.flip(-1), *given, **options)
-
-    patch.setattr(conv, "causal_conv", flipped)
-
-
 ADAPTER = Adapter(
     claims={r"dynamic-conv-op.*": run_op, r"shortconv-inkling.*": run_inkling},
     mistakes=(
@@ -139,6 +132,6 @@ ADAPTER = Adapter(
         Mistake("taps in the order of a convolution", "shortconv-inkling", _oldest_tap_first),
         Mistake("taps of all heads side by side", "shortconv-inkling", _tap_major_heads),
         Mistake("a scale without the input", "shortconv-inkling", _scale_without_the_input),
-        Mistake("static taps from the newest to the oldest token", "shortconv-inkling", _static_oldest_tap_last),
+        Mistake("static taps from the newest to the oldest token", "shortconv-inkling", oldest_tap_last),
     ),
 )

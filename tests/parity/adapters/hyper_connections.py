@@ -1,6 +1,6 @@
 """Hyper-Connections around the branches of the tiny decoder: the paper's algorithm 2, lucidrains' package and DepthBench."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import pytest
@@ -116,22 +116,24 @@ def _rows(beta_fn: Tensor, m: int) -> Tensor:
     return beta_fn.view(-1, m).T
 
 
-def _transposed(patch: pytest.MonkeyPatch) -> None:
-    right = depth_streams.mix_pieces
+def mixing_planted(change: Callable[[Tensor, Tensor], tuple[Tensor | None, Tensor]]) -> Callable[[pytest.MonkeyPatch], None]:
+    """Plants other weights between pieces, and of the update, in every write."""
 
-    def wrong(state: Any, update: Tensor, residual: Tensor, write: Tensor, m: int, impl: Any) -> Any:
-        return right(state, update, residual.transpose(0, 1), write, m, impl)
+    def plant(patch: pytest.MonkeyPatch) -> None:
+        right = depth_streams.mix_pieces
 
-    patch.setattr(depth_streams, "mix_pieces", wrong)
+        def wrong(state: Any, update: Tensor, residual: Tensor, write: Tensor, *options: Any) -> Any:
+            return right(state, update, *change(residual, write), *options)
+
+        patch.setattr(depth_streams, "mix_pieces", wrong)
+
+    return plant
 
 
-def _unmixed(patch: pytest.MonkeyPatch) -> None:
-    right = depth_streams.mix_pieces
-
-    def wrong(state: Any, update: Tensor, residual: Tensor, write: Tensor, m: int, impl: Any) -> Any:
-        return right(state, update, None, write + 0 * residual.sum(0), m, impl)
-
-    patch.setattr(depth_streams, "mix_pieces", wrong)
+transposed = mixing_planted(lambda residual, write: (residual.transpose(0, 1), write))
+_unmixed = mixing_planted(lambda residual, write: (None, write + 0 * residual.sum(0)))
+_written_unmixed = mixing_planted(lambda residual, write: (None, write))
+"""The other version of DepthBench: updates are added to the streams as they were."""
 
 
 def _without_tanh(patch: pytest.MonkeyPatch) -> None:
@@ -140,16 +142,6 @@ def _without_tanh(patch: pytest.MonkeyPatch) -> None:
 
 def _read_out_by_mean(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(depth_streams.ParallelEnds, "leave", lambda self, state, *_: (streams.sum_streams(state) / len(state), None))
-
-
-def _written_unmixed(patch: pytest.MonkeyPatch) -> None:
-    """The other version of DepthBench: updates are added to the streams as they were."""
-    right = depth_streams.mix_pieces
-
-    def wrong(state: Any, update: Tensor, residual: Tensor, write: Tensor, m: int, impl: Any) -> Any:
-        return right(state, update, None, write, m, impl)
-
-    patch.setattr(depth_streams, "mix_pieces", wrong)
 
 
 def _layer_norm(patch: pytest.MonkeyPatch) -> None:
@@ -165,15 +157,15 @@ ADAPTER = Adapter(
         r"hc-depthbench(-.*)?": run_depthbench,
     },
     mistakes=(
-        Mistake("rows as destinations", "hc-static-paper-f64", _transposed),
+        Mistake("rows as destinations", "hc-static-paper-f64", transposed),
         Mistake("streams that are never mixed", "hc-static-paper-f64", _unmixed),
         Mistake("a mean as read-out", "hc-static-paper-f64", _read_out_by_mean),
         Mistake("streams that are never mixed", "hc-dynamic-paper-f64", _unmixed),
         Mistake("no tanh", "hc-dynamic-paper-f64", _without_tanh),
-        Mistake("rows as destinations", "hc-dynamic-lucidrains-f64", _transposed),
+        Mistake("rows as destinations", "hc-dynamic-lucidrains-f64", transposed),
         Mistake("no tanh", "hc-dynamic-lucidrains-f64", _without_tanh),
         Mistake("updates added to streams that are not mixed", "hc-depthbench-f64", _written_unmixed),
-        Mistake("rows as destinations", "hc-depthbench-f64", _transposed),
+        Mistake("rows as destinations", "hc-depthbench-f64", transposed),
         Mistake("the mean taken off the streams", "hc-depthbench-f64", _layer_norm),
     ),
 )

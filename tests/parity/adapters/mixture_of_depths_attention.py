@@ -9,20 +9,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from twoaxis.core.layout import TokenLayout
 from twoaxis.core.views import Heads
 from twoaxis.depth import MixtureOfDepthsAttentionConfig, mixture_of_depths_attention
 from twoaxis.depth.base import Mix
 from twoaxis.depth.heads import StreamAndHeads
 from twoaxis.depth.mixture_of_depths_attention import MixtureOfDepthsAttention
-from twoaxis.feed_forward import SwiGLUConfig
-from twoaxis.model import Decoder, DecoderConfig
-from twoaxis.model.trace import sublayer_list
+from twoaxis.model import Decoder
 from twoaxis.ops import depth_attention, local_attention
 from twoaxis.ops.norm import rms_norm
 from twoaxis.sequence import AttentionConfig
 
+from ..backbones.llama import lettered_llama
 from ..golden import Golden, gradient
+from ..trace import streams_and_heads
 from ..weights import Weights
 from . import Adapter, Mistake
 
@@ -62,17 +61,7 @@ def run_model(golden: Golden) -> Mapping[str, Tensor]:
     config = golden.about["config"]
     H, G, K, L = (config[name] for name in ("H", "Hk", "hd", "L"))
     attention = AttentionConfig(n_heads=H, n_kv_heads=G, head_dim=K, qk_norm="before_rope", rope_theta=config["rope_base"])
-    model = Decoder(
-        DecoderConfig(
-            vocab_size=config["V"],
-            d_model=config["d"],
-            n_layers=L,
-            norm_eps=config["eps"],
-            tie_embeddings=False,
-            depth=MixtureOfDepthsAttentionConfig(norm=config["norm"]),
-            blocks=((attention, SwiGLUConfig(d_ff=config["f"])),),
-        )
-    )
+    model = lettered_llama(config, L, attention, MixtureOfDepthsAttentionConfig(norm=config["norm"]))
     weights = Weights(golden)
     weights.put("embedding.weight", "embed")
     weights.put("norm.gain", "final_norm.weight")
@@ -95,29 +84,17 @@ def run_model(golden: Golden) -> Mapping[str, Tensor]:
 
 
 def _run(model: Decoder, golden: Golden) -> dict[str, Tensor]:
-    embeddings = model.embed(golden.take("input/input_ids"))
-    embeddings.retain_grad()
-    layout = TokenLayout.contiguous(embeddings.shape[1])
-    state: Any = model.ends.enter(embeddings)[0]
-    found, slots = {"output/hidden_0": embeddings}, list[Tensor]()
+    slots = list[Tensor]()
 
-    def seen(mix: Mix) -> Mix:
+    def seen(_: int, mix: Mix) -> None:
         # The last attention fills no slot here, and nothing reads its own there.
         slots.extend((mix.heads.unrotated[0], mix.heads.v) if mix.heads else mix.next_state.heads[0][-2:])
-        return mix
 
-    for index, sublayer in enumerate(sublayer_list(model)):
-        view, carry, _ = sublayer.depth.read(state)
-        context = sublayer.normalise(view)
-        update, state, _ = sublayer.mix(context, state, layout, seen=seen)
-        state = sublayer.depth.write(state, update, context, carry)
-        if index % 2:
-            found[f"output/hidden_{index // 2 + 1}"] = state.stream
-    logits = model.logits(model.norm(state.stream))
-    logits.backward(golden.take("input/cotangent"))
+    streams, found = streams_and_heads(model, golden, seen)
+    found |= {f"output/hidden_{index}": stream for index, stream in enumerate(streams)}
     for m in range(len(slots) // 2):
         found |= {f"output/depth_k_{m}": slots[2 * m], f"output/depth_v_{m}": slots[2 * m + 1]}
-    return {**found, "output/logits": logits, "grad/input_embeddings": gradient(embeddings)}
+    return found
 
 
 def _rotates_slots(patch: pytest.MonkeyPatch) -> None:

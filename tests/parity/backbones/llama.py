@@ -33,6 +33,13 @@ def llama_decoder(config: Mapping[str, Any], attention: AttentionConfig, depth: 
     )
 
 
+def lettered_llama(config: Mapping[str, Any], n_layers: int, attention: AttentionConfig, depth: DepthConfig) -> Decoder:
+    """The same at the sizes of a configuration in letters."""
+    words = {"vocab_size": "V", "hidden_size": "d", "norm_eps": "eps", "intermediate_size": "f"}
+    sizes = {word: config[letter] for word, letter in words.items()}
+    return llama_decoder({**sizes, "num_hidden_layers": n_layers}, attention, depth)
+
+
 def place_llama(weights: Weights, config: DecoderConfig) -> None:
     """Places everything but the projections to heads, which differ between methods."""
     for entry in body(config):

@@ -17,8 +17,6 @@ from twoaxis.local.base import TokenHistory
 from twoaxis.local.conv import DepthwiseConv
 from twoaxis.testing.faults.fault import Fault
 
-Output = tuple[Tensor, Any]
-
 
 class _Planted(CanonConfig):
     """Canon with another module or another declaration."""
@@ -41,11 +39,9 @@ class _Planted(CanonConfig):
 class _ForgetsLaterChunks(DepthwiseConv):
     """Ignores the history in calls of several tokens, as caches for single steps do."""
 
-    def forward(self, x: Tensor, layout: TokenLayout, cache: TokenHistory | None = None, context: Any = None) -> Output:
-        if cache is not None and x.shape[1] > 1:
-            y, _ = super().forward(x, layout.after(None))
-            return y, cache.following(x, self.options.kernel)
-        return super().forward(x, layout, cache)
+    def mix(self, x: Tensor, layout: TokenLayout, history: TokenHistory, context: Tensor | None = None) -> Tensor:
+        several = x.shape[1] > 1
+        return super().mix(x, layout.after(None) if several else layout, TokenHistory() if several else history)
 
 
 class _NewestTapFirst(DepthwiseConv):
@@ -58,24 +54,24 @@ class _NewestTapFirst(DepthwiseConv):
 
 
 class _AcrossDocuments(DepthwiseConv):
-    def forward(self, x: Tensor, layout: TokenLayout, cache: TokenHistory | None = None, context: Any = None) -> Output:
-        return super().forward(x, TokenLayout(layout.positions), cache)
+    def mix(self, x: Tensor, layout: TokenLayout, history: TokenHistory, context: Tensor | None = None) -> Tensor:
+        return super().mix(x, TokenLayout(layout.positions), history)
 
 
 class _SymmetricTaps(DepthwiseConv):
     """Pads at both ends, so that a tap reaches the next token."""
 
-    def forward(self, x: Tensor, layout: TokenLayout, cache: TokenHistory | None = None, context: Any = None) -> Output:
-        y, cache = super().forward(x, layout, cache)
-        return torch.cat((y[:, :-1] + 0.1 * x[:, 1:], y[:, -1:]), dim=1), cache
+    def mix(self, x: Tensor, layout: TokenLayout, history: TokenHistory, context: Tensor | None = None) -> Tensor:
+        y = super().mix(x, layout, history)
+        return torch.cat((y[:, :-1] + 0.1 * x[:, 1:], y[:, -1:]), dim=1)
 
 
 class _OneTokenTooMany(DepthwiseConv):
     """Keeps k tokens where k - 1 are needed."""
 
-    def forward(self, x: Tensor, layout: TokenLayout, cache: TokenHistory | None = None, context: Any = None) -> Output:
-        y, _ = super().forward(x, layout, cache)
-        return y, None if cache is None else cache.following(x, self.options.kernel + 1)
+    def __init__(self, options: Any, channels: int) -> None:
+        super().__init__(options, channels)
+        self.receptive_field += 1
 
 
 def _planted(module: type[DepthwiseConv] = DepthwiseConv, **options: Any) -> LocalConfig:

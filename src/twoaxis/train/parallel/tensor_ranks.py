@@ -3,7 +3,7 @@
 Letters: n tensor ranks, B batch, T tokens of a row, t = T / n, E numbers of a token.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -72,22 +72,22 @@ class TensorRanks:
 
 def copied(x: Tensor, ranks: TensorRanks) -> Tensor:
     """The same tensor for a part of a sublayer on each rank; its gradient is the sum over the ranks."""
-    return _Copied.apply(x, ranks)
+    return _Exchange.apply(x, _same, ranks.sum)
 
 
 def summed(x: Tensor, ranks: TensorRanks) -> Tensor:
     """The sum over the ranks, which all go on with."""
-    return _Summed.apply(x, ranks)
+    return _Exchange.apply(x, ranks.sum, _same)
 
 
 def gathered(x: Float[Tensor, "B t E"], ranks: TensorRanks) -> Float[Tensor, "B T E"]:
     """The tokens of all ranks for a part of a sublayer on each; the gradient is summed and scattered."""
-    return _Gathered.apply(x, ranks)
+    return _Exchange.apply(x, ranks.gather, ranks.sum_and_scatter)
 
 
 def scattered_sum(x: Float[Tensor, "B T E"], ranks: TensorRanks) -> Float[Tensor, "B t E"]:
     """The sum over the ranks, of the tokens of each; the gradient is gathered."""
-    return _ScatteredSum.apply(x, ranks)
+    return _Exchange.apply(x, ranks.sum_and_scatter, ranks.gather)
 
 
 def from_previous(state: Any, tokens: int, ranks: TensorRanks) -> tuple[Any, Any]:
@@ -137,47 +137,21 @@ def _unpack(packed: Any) -> Tensor:
     return again.whole().as_strided(*place)
 
 
-class _Copied(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, ranks: TensorRanks) -> Tensor:
-        ctx.ranks = ranks
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        return ctx.ranks.sum(gradients[0]), None
+def _same(x: Tensor) -> Tensor:
+    return x.view_as(x)
 
 
-class _Summed(torch.autograd.Function):
+class _Exchange(torch.autograd.Function):
+    """One exchange in the forward pass, and its transpose in the backward pass."""
+
     @staticmethod
-    def forward(ctx: Any, x: Tensor, ranks: TensorRanks) -> Tensor:
-        return ranks.sum(x)
+    def forward(ctx: Any, x: Tensor, forward: Callable[[Tensor], Tensor], backward: Callable[[Tensor], Tensor]) -> Tensor:
+        ctx.of_gradients = backward
+        return forward(x)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        return gradients[0], None
-
-
-class _Gathered(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, ranks: TensorRanks) -> Tensor:
-        ctx.ranks = ranks
-        return ranks.gather(x)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        return ctx.ranks.sum_and_scatter(gradients[0]), None
-
-
-class _ScatteredSum(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, ranks: TensorRanks) -> Tensor:
-        ctx.ranks = ranks
-        return ranks.sum_and_scatter(x)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        return ctx.ranks.gather(gradients[0]), None
+        return ctx.of_gradients(gradients[0]), None, None
 
 
 class _FromPrevious(torch.autograd.Function):
