@@ -11,7 +11,7 @@ from typing import Any
 from twoaxis.core.cost import Shape
 from twoaxis.core.interrupt import StopRequest, stop_on_signals
 from twoaxis.model.cost import decoder_cost
-from twoaxis.train.environment import peak_bytes, peak_device_bytes, reset_peak
+from twoaxis.train.environment import PeakMemory, reset_peak
 from twoaxis.train.metrics import Result, Status, StepRecord, summarise
 from twoaxis.train.parallel.ranks import Ranks, joined
 from twoaxis.train.progress import Progress
@@ -158,13 +158,13 @@ def _divergence(record: StepRecord) -> str:
 def _finish(trainer: Trainer, status: Status, message: str) -> Result:
     """The result, which the first rank writes and all return."""
     ranks = trainer.ranks
-    memory = ranks.largest(max(trainer.earlier_peak_bytes, peak_bytes())), ranks.largest(peak_device_bytes())
-    result = Result.from_data(ranks.first(lambda: _result(trainer, status, message, *memory).to_data()))
+    peak = PeakMemory(*map(ranks.largest, trainer.peak))
+    result = Result.from_data(ranks.first(lambda: _result(trainer, status, message, peak).to_data()))
     trainer.progress.note(f"{trainer.folder.path}: {message}")
     return result
 
 
-def _result(trainer: Trainer, status: Status, message: str, peak: int, device_peak: int) -> Result:
+def _result(trainer: Trainer, status: Status, message: str, peak: PeakMemory) -> Result:
     cost = decoder_cost(trainer.model.config, Shape(trainer.config.batch_size, trainer.config.data.seq_len))
     forward = cost.flops / trainer.tokens_per_step
     result = Result(
@@ -173,8 +173,7 @@ def _result(trainer: Trainer, status: Status, message: str, peak: int, device_pe
         parameters=cost.params,
         forward_flops_per_token=forward,
         training_flops_per_token=3 * forward,
-        peak_memory_bytes=peak,
-        peak_device_memory_bytes=device_peak,
+        **peak._asdict(),
         **summarise(trainer.metrics.records, trainer.tokens_per_step),
     )
     if status != "interrupted":

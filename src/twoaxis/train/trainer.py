@@ -12,7 +12,7 @@ from twoaxis.core.errors import DataError
 from twoaxis.core.files import remove_drafts
 from twoaxis.data import Batch, PackedSampler, PreparedData, prepare, validation_batches
 from twoaxis.train.checkpoint import BackgroundWriter, remove_old, set_aside_newer
-from twoaxis.train.environment import changed_environment, code_sha256, describe_environment, peak_bytes
+from twoaxis.train.environment import PeakMemory, changed_environment, code_sha256, describe_environment
 from twoaxis.train.metrics import MetricsLog, UnwrittenMetrics
 from twoaxis.train.optim import build_optimizer, group_table, parameter_groups
 from twoaxis.train.parallel.placement import placement_of
@@ -84,7 +84,7 @@ class Trainer:
         progress: progress callbacks.
         step: steps taken.
         tokens_per_step: tokens read in a step.
-        earlier_peak_bytes: the largest resident memory of the processes before this one.
+        earlier_peak: memory of the processes before this one.
         placement: what this process holds of model, batches and checkpoints.
 
     Raises:
@@ -115,7 +115,7 @@ class Trainer:
         self.optimizer = ranks.each(lambda: build_optimizer(local(groups, self.model), config.optimizer, wholes))
         self.token_loss = self.placement.losses(self.model, config)
         self.tokens_per_step = config.batch_size * config.data.seq_len
-        self.step = self.earlier_peak_bytes = 0
+        self.step, self.earlier_peak = 0, PeakMemory(0, 0)
         self._noted_empty = False
         ranks.first(lambda: self._describe(group_table(groups)))
         self._resume()
@@ -169,7 +169,7 @@ class Trainer:
             "sampler": self.sampler.state(),
             "random": random_state(),
             "best_validation_loss": min(losses, default=None),
-            "peak_memory_bytes": max(self.earlier_peak_bytes, peak_bytes()),
+            **self.peak._asdict(),
         }
         folder, keep = self.folder.checkpoints, self.config.keep_checkpoints
         background = self.config.parallel.saving == "background"
@@ -187,6 +187,11 @@ class Trainer:
     def abandon_saving(self) -> None:
         """Waits, not for ever, for a checkpoint that is being written when the run ends by an error."""
         self._writer.abandon(self.config.parallel.timeout_seconds)
+
+    @property
+    def peak(self) -> PeakMemory:
+        """The peak memory of this process and those before it."""
+        return PeakMemory(*map(max, self.earlier_peak, PeakMemory.now()))
 
     @property
     def saved_step(self) -> int:
@@ -233,7 +238,8 @@ class Trainer:
             if "sampler" in state:
                 ranks.each(lambda: self.sampler.restore(state["sampler"]))
                 restore_random_state(state["random"])
-                self.earlier_peak_bytes = state["peak_memory_bytes"]
+                # Older checkpoints do not count the memory of the GPU.
+                self.earlier_peak = PeakMemory(*(state.get(name, 0) for name in PeakMemory._fields))
         self._writer = BackgroundWriter(self.step)
         self.metrics = ranks.each(self._metrics)
         ranks.first(lambda: set_aside_newer(folder, self.step))
