@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
+from twoaxis.data import prepare
 from twoaxis.model import DecoderConfig
 from twoaxis.study import StudyConfig
 from twoaxis.study.planning import plan_study
@@ -76,8 +77,10 @@ class FakeTrainer:
 
     def command(self) -> Callable[[Path, Path], list[str]]:
         parameters = {arm.name: _parameters(json.dumps(arm.recipe["model"])) for arm in self.plan.arms}
+        data = self.study.recipe(self.study.control, self.study.replicates[0]).data
         script = {
             "parameters": parameters,
+            "data": prepare(data.corpus, data.tokenizer).to_data(),
             "actions": self.actions,
             "losses": self.losses,
             "step_seconds": self.step_seconds,

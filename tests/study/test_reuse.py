@@ -57,6 +57,17 @@ def test_other_code_or_machine_is_not_the_same_run(first: FakeTrainer, study_dat
     assert len(second.order) == 12
 
 
+def test_a_text_that_has_changed_is_not_the_same_run(first: FakeTrainer, study_data: dict[str, Any], corpus: Path) -> None:
+    text = corpus.read_text()
+    corpus.write_text(text.replace("very", "too"))
+    try:
+        second = _second(first, study_data)
+        second.run()
+        assert len(second.order) == 12 and read_study_folder(second.folder).complete
+    finally:
+        corpus.write_text(text)
+
+
 def test_another_recipe_is_not_the_same_run(first: FakeTrainer, study_data: dict[str, Any]) -> None:
     second = _second(first, {**study_data, "budget": {"steps": 8}})
     second.run()
