@@ -214,3 +214,11 @@ def test_a_recipe_is_read_from_toml_and_from_the_folder(recipe: Recipe, tmp_path
     (tmp_path / "bad.toml").write_text("steps = ")
     with pytest.raises(ConfigError, match=r"bad.toml: is not toml \(Invalid value"):
         read_recipe(tmp_path / "bad.toml")
+
+
+@pytest.mark.parametrize("name", ["config", "result"])
+def test_a_file_that_is_no_recipe_or_result_is_named(recipe: Recipe, tmp_path: Path, name: str) -> None:
+    train(recipe(steps=1), tmp_path / "run")
+    (tmp_path / "run" / f"{name}.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=rf"{name}\.json: cannot be read \(\w+ is missing in the \w+"):
+        getattr(RunFolder(tmp_path / "run"), name)

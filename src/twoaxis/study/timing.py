@@ -202,7 +202,7 @@ class _Arm:
         torch.manual_seed(recipe.seed)
         device = ranks.device or choose_device(recipe.device)
         self.model = self.placement.build(recipe, recipe.decoder(data.tokenizer.vocab_size), device)
-        groups = parameter_groups(self.placement.whole(self.model), recipe.optimizer)
+        groups = parameter_groups(self.placement.whole(self.model), recipe.parameter_options)
         self.groups = self.placement.local(groups, self.model)
         self.optimizer = build_optimizer(self.groups, recipe.optimizer, self.placement.of_wholes)
         self.token_loss = self.placement.losses(self.model, recipe)
@@ -211,22 +211,21 @@ class _Arm:
     def state_bytes(self) -> int:
         """Bytes of parameters, gradients and optimizer."""
         return BYTES * sum(
-            (2 + NUMBERS[group.rule]) * parameter.numel()
+            (2 + NUMBERS[group.rule] if group.lr_scale else 1) * parameter.numel()
             for group in self.groups
-            if group.lr_scale
             for parameter in group.parameters.values()
         )
 
     def step(self) -> None:
         """Takes one step and waits for the device."""
         take_step(
+            self.placement,
             self.token_loss,
             self.optimizer,
             self.sampler.next(),
             rows=self.rows,
             multiplier=1e-3,
             clip_norm=self.recipe.optimizer.clip_norm,
-            placement=self.placement,
         )
 
     def warm_up(self) -> int:

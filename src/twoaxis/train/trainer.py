@@ -104,8 +104,7 @@ class Trainer:
         torch.manual_seed(config.seed)
         self.model = self.placement.build(config, decoder, device)
         whole = self.placement.whole(self.model)
-        options = (*config.optimizer.groups, *(anneal.group for anneal in config.anneal))
-        groups = ranks.each(lambda: parameter_groups(whole, config.optimizer.replace(groups=options)))
+        groups = ranks.each(lambda: parameter_groups(whole, config.parameter_options))
         self.annealing = ranks.each(
             lambda: Annealing(self.model, config.anneal, [name for name, _ in whole.named_parameters()])
         )
@@ -124,13 +123,13 @@ class Trainer:
         """Takes the next step at the full learning rate times the multiplier."""
         self.annealing.set(self.step)
         outcome = take_step(
+            self.placement,
             self.token_loss,
             self.optimizer,
             self.sampler.next(),
             rows=self.rows,
             multiplier=multiplier,
             clip_norm=self.config.optimizer.clip_norm,
-            placement=self.placement,
         )
         self.step += 1
         if not outcome.tokens and not self._noted_empty:
@@ -256,6 +255,10 @@ class Trainer:
         if read < wanted:
             has = f"the validation text has {read:,} tokens in whole windows"
             self.progress.note(f"validation_tokens={wanted:,}: {has}; all of them are read")
+        for one in self.config.anneal:
+            if (last := one.value(self.config.steps - 1)) != one.stop:
+                takes = f"takes {one.begin + one.steps + 1} steps to reach {one.stop:g}, and the run has {self.config.steps}"
+                self.progress.note(f"anneal pattern {one.pattern!r}: {takes}; the last value is {last:g}")
         environment = describe_environment(self.token_loss.device, self.token_loss.dtype, self.ranks.count)
         self.folder.write_once("env", environment)
         changes = changed_environment(self.folder.read("env"), environment)

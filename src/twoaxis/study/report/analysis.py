@@ -58,11 +58,13 @@ def analyse(
     """
     first, (agree, words) = plan.timing, timing_words(plan.timing, timing_after, plan.control.name)
     plan = plan.replace(timing=pooled(first, timing_after)) if first and timing_after else plan
-    pairs, rates = verify_pairs(plan, records), dict(learning_rates or {})
+    pairs, rates = verify_pairs(plan, records, learning_rates or {}), dict(learning_rates or {})
     losses = {arm.name: _losses(arm, records) for arm in plan.arms}
     gate = _gate(plan, records, losses, baselines)
     obstacles = _obstacles(plan, records, pairs, gate, "" if agree else words)
-    curves: dict[Charge, ControlCosts] = {charge: control_costs(plan, losses, charge) for charge in UNITS}
+    unpaired = {pair.key for pair in pairs if pair.problems}
+    paired = {arm: {seed: loss for seed, loss in own.items() if (arm, seed) not in unpaired} for arm, own in losses.items()}
+    curves: dict[Charge, ControlCosts] = {charge: control_costs(plan, paired, charge) for charge in UNITS}
     found = decide(plan, losses, obstacles, curves, study.decision)
     arms = {arm.name: _arm(plan, arm, records, losses, rates) for arm in plan.of_role("control", "treatment", "companion")}
     for arm in plan.of_role("treatment", "companion"):
@@ -110,7 +112,7 @@ def _gate(plan: StudyPlan, records: Records, losses: Losses, baselines: Baseline
     equal = [
         arm.name
         for arm in plan.of_role("treatment", "companion")
-        if equals_at_start(arm.train_config(seeds[0]).decoder(size), recipe.decoder(size))
+        if arm.steps >= control.steps and equals_at_start(arm.train_config(seeds[0]).decoder(size), recipe.decoder(size))
     ]
     results = {seed: _result(records, control.name, seed) for seed in seeds}
     accuracies = {
@@ -359,7 +361,7 @@ def rates_of(recipe: TrainConfig) -> tuple[RatesData, ...]:
         model = Decoder(recipe.decoder(vocab_size(recipe)))
     tags = {name: declaration.tag for name, _, declaration in declarations(model)}
     found = []
-    for group in parameter_groups(model, recipe.optimizer):
+    for group in parameter_groups(model, recipe.parameter_options):
         for tag in group.tags:
             own = [parameter for name, parameter in group.parameters.items() if tags[name] == tag]
             found.append(

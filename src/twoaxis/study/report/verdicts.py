@@ -26,9 +26,9 @@ def decision_rule(study: StudyConfig, plan: StudyPlan) -> str:
         f"The intervals drawn are simultaneous: Bonferroni's at {level} over the family, ended at zero where Holm decides and "
         f"Bonferroni would not, so that they agree with every verdict. A difference of {rule.smallest_effect:g} nats per token "
         "is the smallest that matters. No verdict is given when the control does not beat a count bigram (a synthetic task: "
-        "chance and majority) in every replicate, nor on an arm that equals the control at step 0 and ends worse in every "
-        "replicate, nor at equal seconds unless the timings before and after the runs agree. Arms, number of replicates, "
-        "budget and rule were fixed before the first run."
+        "chance and majority) in every replicate, nor on an arm that equals the control at step 0, takes as many steps, and "
+        "ends worse in every replicate, nor at equal seconds unless the timings before and after the runs agree. Arms, number "
+        "of replicates, budget and rule were fixed before the first run."
     )
 
 
@@ -144,6 +144,10 @@ def limits(study: StudyConfig, plan: StudyPlan, records: Sequence[RunRecord]) ->
         found.append(
             "Equal FLOPs and seconds: the control's loss at another cost is read off a curve through its own runs at "
             f"{len(study.budget.ladder) + 1} budgets, and never outside them."
+        )
+    elif any(change.of in ("flops", "seconds") for arm in plan.of_role("treatment") for change in arm.changes):
+        found.append(
+            "The control was run at one budget, so arms are compared with it only at costs that the design makes equal."
         )
     else:
         found.append("Equal tokens, not equal compute: the control was run at one budget, so other charges are not available.")

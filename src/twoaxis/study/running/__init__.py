@@ -80,6 +80,8 @@ def run_study(
                 study_folder.keep_command(command_line)
             if not study_folder.has_plan:
                 study_folder.keep_plan(measured_plan(study, study_folder.path, progress, timer))
+                for note in study_folder.plan.notes:
+                    progress.note(note)
             plan = study_folder.plan
             _Session(plan, study_folder, progress, engine, command).run()
             measure_again(study_folder, timer or _process_timer(study_folder.path, progress))
