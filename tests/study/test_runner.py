@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 
-from twoaxis.core.errors import StudyError
+from twoaxis.core.errors import ConfigError, StudyError
 from twoaxis.study import StudyConfig
+from twoaxis.study.design.rules import TuningConfig
 from twoaxis.study.planning import plan_study
 from twoaxis.study.report import read_study_folder
 from twoaxis.study.report_data import ReportData
-from twoaxis.study.running import run_study, train_command
+from twoaxis.study.running import next_rate, run_study, train_command
 from twoaxis.study.running.engine import LocalEngine, launched
 from twoaxis.study.running.study_folder import RunKey, StudyFolder, run_keys
 from twoaxis.study.running.study_progress import Forecast, LineCount, PlainStudyProgress
@@ -301,3 +302,9 @@ def test_forecast_before_the_first_step() -> None:
     forecast = Forecast(total_runs=2, finished_runs=0, total_steps=20, finished_steps=0, tokens_per_step=64)
     forecast.begin(RunKey("delta", 0), 10, 0)
     assert forecast.words() == "starting"
+
+
+def test_a_rate_that_rounds_to_one_of_the_grid_widens_nothing() -> None:
+    assert next_rate({0.999: 3.2, 1.0: 3.1}) is None
+    with pytest.raises(ConfigError, match="differ in their first three digits"):
+        TuningConfig(lr=(0.001, 0.0010001))

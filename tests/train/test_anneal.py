@@ -87,6 +87,6 @@ def test_what_a_recipe_anneals_is_frozen_wherever_it_is_built(annealed: Callable
         name for group in parameter_groups(model, config.parameter_options) if not group.lr_scale for name in group.parameters
     }
     assert frozen == {name for name, _ in model.named_parameters() if name.endswith(".blend")}
-    assert [one.lr for one in rates_of(config) if one.what == "mixing"] == [0.0]
+    assert [one.lr for one in rates_of(config, 256) if one.what == "mixing"] == [0.0]
     plain, moved = (measure({"a": one}).state_bytes["a"] for one in (config.replace(anneal=()), config))
     assert plain - moved == 12 * len(frozen), "no gradient and no moments"

@@ -169,8 +169,10 @@ class TuningConfig(Config):
     @model_validator(mode="after")
     def _equal_trials(self) -> Self:
         for name, grid in (("lr", self.lr), *self.arms.items()):
-            if len(grid) < 2 or len(set(grid)) < len(grid) or min(grid) <= 0:
-                raise ConfigError(problem(name, list(grid), "at least 2 different numbers above 0", "correct the grid"))
+            # Trials are named by six digits, and grids extended by rates of three.
+            if len(grid) < 2 or len({f"{lr:.3g}" for lr in grid}) < len(grid) or min(grid) <= 0:
+                allowed = "at least 2 numbers above 0 that differ in their first three digits"
+                raise ConfigError(problem(name, list(grid), allowed, "correct the grid"))
             if len(grid) != len(self.lr):
                 allowed = f"as long as lr, {len(self.lr)}, since every arm gets equally many trials"
                 raise ConfigError(problem(f"arms.{name}", list(grid), allowed, "add or drop learning rates"))
