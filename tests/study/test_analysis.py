@@ -1,12 +1,14 @@
 """What is concluded, and what is not: incomplete arms and broken pairs get no verdict."""
 
 import json
+from typing import Any
 
 import pytest
 
 from twoaxis.core.errors import StudyError
 from twoaxis.display import numbers as words
 from twoaxis.statistics import paired_test
+from twoaxis.study import StudyConfig
 from twoaxis.study.report import read_study_folder
 from twoaxis.study.report.text_tables import COST_COLUMNS, RESULT_COLUMNS, cost_rows, result_rows
 from twoaxis.study.report_data import ReportData
@@ -164,3 +166,19 @@ def test_a_damaged_run_is_named(finished: FakeTrainer, name: str, content: str |
     path.unlink(missing_ok=True) if content is None else path.write_text(content)
     with pytest.raises(StudyError, match=rf"delta seed 1: .*{name}\.json: cannot be read"):
         read_study_folder(finished.folder)
+
+
+def test_an_answer_names_the_only_undecided_arm(trainer: FakeTrainer) -> None:
+    trainer.spread()
+    trainer.actions["delta/1"] = ["kill"]
+    found = "At equal tokens, no arm differs detectably from plain: local undecided with 3 replicates; 1 without verdict."
+    assert _analysis(trainer).answer == found
+
+
+def test_an_answer_of_contrasts_alone(study_data: dict[str, Any], trainer: FakeTrainer) -> None:
+    """At equal FLOPs no arm of this design has a verdict, while two arms are compared at their own costs."""
+    study_data["contrasts"] = [{"arm": "delta", "against": "local"}]
+    study_data["arms"]["wide"] = {"model": {"d_model": 32}}
+    trainer.study = StudyConfig.from_data(study_data | {"decision": {"smallest_effect": 0.05, "charge": "flops"}})
+    trainer.spread(delta=-0.1)
+    assert _analysis(trainer).answer == "No verdict on any arm against plain; 1 of 1 contrasts between arms have one."
