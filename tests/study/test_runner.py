@@ -215,6 +215,7 @@ def test_a_grid_is_widened_until_its_best_rate_lies_inside(trainer: FakeTrainer)
         and report.tuning is not None
         and set(report.tuning.losses["local"]) == {*("1e-05", "0.0001", "0.001", "0.01", "0.1")}
     )
+    assert any("is the best of 3 to 5, by one trial each" in limit for limit in report.limits)
 
 
 def test_trials_choose_the_learning_rates(trainer: FakeTrainer) -> None:
@@ -225,7 +226,11 @@ def test_trials_choose_the_learning_rates(trainer: FakeTrainer) -> None:
     folder = StudyFolder(trainer.folder)
     assert folder.learning_rates == {"plain": 0.01, "delta": 0.1, "local": 0.001}
     assert folder.run(RunKey("delta", 2)).config.optimizer.lr == 0.1
-    tuning = read_study_folder(trainer.folder).tuning
+    trainer.bigram = 4.0
+    trainer.run()
+    report = read_study_folder(trainer.folder)
+    tuning = report.tuning
+    assert report.gate is not None and "learning rate (now 0.01;" in report.gate.change, "the tuned one"
     assert tuning is not None and tuning.losses["plain"]["0.1"] is None and tuning.chosen["local"] == 0.001
     assert tuning.tokens == 9 * 6 * 64
     trainer.run()

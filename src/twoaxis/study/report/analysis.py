@@ -62,7 +62,7 @@ def analyse(
     pairs, rates = verify_pairs(plan, records, learning_rates or {}), dict(learning_rates or {})
     losses = {arm.name: _losses(arm, records) for arm in plan.arms}
     size = _vocab_size(plan, records)
-    gate = _gate(plan, records, losses, baselines, size)
+    gate = _gate(plan, records, losses, baselines, rates, size)
     obstacles = _obstacles(plan, records, pairs, gate, "" if agree else words)
     unpaired = {pair.key for pair in pairs if pair.problems}
     paired = {arm: {seed: loss for seed, loss in own.items() if (arm, seed) not in unpaired} for arm, own in losses.items()}
@@ -120,9 +120,11 @@ def _vocab_size(plan: StudyPlan, records: Records) -> int:
         return recorded[0]
 
 
-def _gate(plan: StudyPlan, records: Records, losses: Losses, baselines: Baselines, size: int) -> GateData:
+def _gate(
+    plan: StudyPlan, records: Records, losses: Losses, baselines: Baselines, rates: Mapping[str, float], size: int
+) -> GateData:
     control, seeds = plan.control, plan.control.seeds
-    recipe = control.train_config(seeds[0])
+    recipe = control.train_config(seeds[0], rates.get(control.tuned_as))
     equal = [
         arm.name
         for arm in plan.of_role("treatment", "companion")

@@ -1,5 +1,6 @@
 """Sentences on the results of a study, for a reader who has not seen the design."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 from twoaxis.display import numbers as words
@@ -135,7 +136,7 @@ def limits(study: StudyConfig, plan: StudyPlan, records: Sequence[RunRecord]) ->
         f"on the corpus '{corpus}'. Rankings at this scale need not hold at another.",
         f"Seeds: {words.replicates(len(study.replicates))} per arm. The interval covers other seeds of the same recipe, not "
         "other recipes, corpora or sizes.",
-        _learning_rates(study, recipe.optimizer.lr, schedule),
+        _learning_rates(plan, recipe.optimizer.lr, schedule),
         f"Validation on at most {words.count(recipe.validation_tokens)} tokens, the same for every run; how the loss would "
         "differ on other text is not in the interval.",
         "Seconds and memory are those of this machine, these versions and this implementation; a faster kernel moves an arm.",
@@ -155,9 +156,9 @@ def limits(study: StudyConfig, plan: StudyPlan, records: Sequence[RunRecord]) ->
     return [*found, different] if different else found
 
 
-def _learning_rates(study: StudyConfig, lr: float, schedule: str) -> str:
-    if study.tuning is not None:
-        n = len(study.tuning.lr)
+def _learning_rates(plan: StudyPlan, lr: float, schedule: str) -> str:
+    if trials := Counter(arm.tuned_as for arm in plan.of_role("trial")):
+        n = " to ".join(map(str, sorted({min(trials.values()), max(trials.values())})))
         return (
             f"Recipe: the learning rate of each arm is the best of {n}, by one trial each with another seed; a finer grid or "
             f"other parts of the recipe (schedule '{schedule}') might move an arm."
