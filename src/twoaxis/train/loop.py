@@ -54,9 +54,9 @@ def train(
     progress = progress or Progress()
     try:
         with joined(config.parallel, config.device) as ranks, ranks.watched():
-            # The first rank alone writes the folder and tells what happens.
-            told = progress if ranks.is_first else Progress()
-            result = _train(config, RunFolder(run_dir), told, should_stop, trackers if ranks.is_first else (), ranks)
+            # Only the first rank writes the folder and shows progress.
+            shown = progress if ranks.is_first else Progress()
+            result = _train(config, RunFolder(run_dir), shown, should_stop, trackers if ranks.is_first else (), ranks)
             # The others end when the first one has closed its trackers, since a launcher ends all after the first failure.
             ranks.gather(None)
             return result
@@ -149,10 +149,10 @@ def _step(trainer: Trainer) -> StepRecord:
 def _divergence(record: StepRecord) -> str:
     """The error message of measurements that are not finite; "" when all are."""
     measured = {"loss": record.loss, "gradient norm": record.grad_norm, "validation loss": record.validation_loss}
-    wild = [f"{name} {value}" for name, value in measured.items() if value is not None and not math.isfinite(value)]
-    if not wild:
+    not_finite = [f"{name} {value}" for name, value in measured.items() if value is not None and not math.isfinite(value)]
+    if not not_finite:
         return ""
-    return f"diverged at step {record.step}: {', '.join(wild)}: must be finite; lower optimizer.lr or warm up for longer"
+    return f"diverged at step {record.step}: {', '.join(not_finite)}: must be finite; lower optimizer.lr or warm up for longer"
 
 
 def _finish(trainer: Trainer, status: Status, message: str) -> Result:
