@@ -23,6 +23,7 @@ from twoaxis.display.figures import Figure, own_color, side_by_side, values
 from twoaxis.display.theme import ARMS, MUTED
 from twoaxis.model import Decoder, DecoderConfig
 from twoaxis.train.optim import OptimizerConfig, Rule, build_optimizer, parameter_groups
+from twoaxis.train.parallel.placement import Placement
 from twoaxis.train.step import take_step
 
 DOCS = Path(__file__).parent
@@ -115,7 +116,15 @@ def change(config: DecoderConfig, kind: Rule = "adamw", rows: int = 8, tokens: i
 
     before = hidden()
     for batch in batches:
-        take_step(lambda one: model.loss(one.tokens, one.targets)[0], built, batch, rows=rows, multiplier=1.0, clip_norm=1.0)
+        take_step(
+            Placement(),
+            lambda one: model.loss(one.tokens, one.targets)[0],
+            built,
+            batch,
+            rows=rows,
+            multiplier=1.0,
+            clip_norm=1.0,
+        )
     return (hidden() - before).square().mean().sqrt().item()
 
 

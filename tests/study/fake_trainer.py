@@ -1,7 +1,7 @@
 """Stands in for `twoaxis train`: writes a run folder as the trainer does, without training. Standard library only.
 
-Usage: fake_trainer.py SCRIPT RECIPE RUN_DIR, where SCRIPT is JSON with the parameter names of every arm, the seconds of a
-step, and what each run does: a list of actions, one for each time it is started.
+Usage: fake_trainer.py SCRIPT RECIPE RUN_DIR, where SCRIPT is JSON with the parameter names of every arm, the record of
+the data, the seconds of a step, and what each run does: a list of actions, one for each time it is started.
 """
 
 import fcntl
@@ -42,11 +42,11 @@ def main(script: dict, recipe: dict, run: Path) -> int:
     stopped: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: stopped.append(number))
 
-    order_seed = 99 if action == "other data" else 0
     write(run / "config.json", recipe)
-    corpus = {"name": "fake", "version": "1", "fingerprint": f"c{order_seed}" * 8}
-    sides = {side: {"tokens": 4096, "documents": 1, "text_bytes": 4096, "fingerprint": "f"} for side in ("train", "validation")}
-    write(run / "data.json", {"corpus": corpus, "tokenizer": {"vocab_size": 256, "fingerprint": "t" * 16}, **sides})
+    data = script["data"]
+    if action == "other data":
+        data = {**data, "corpus": {**data["corpus"], "fingerprint": "another"}}
+    write(run / "data.json", data)
     write(run / "env.json", {"versions": {"twoaxis": "0"}, "platform": "fake", "threads": 1, "git_commit": None})
     salt = "other" if action == "other start" else ""
     digests = {

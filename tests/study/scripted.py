@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from twoaxis.model import DecoderConfig
 from twoaxis.study import StudyConfig
@@ -24,6 +25,13 @@ from twoaxis.study.timing import Timing
 from twoaxis.train.recipe import TrainConfig
 
 FAKE = Path(__file__).with_name("fake_trainer.py")
+
+
+OTHER_DATA: dict[str, Any] = {
+    "corpus": {"name": "fake", "version": "1", "fingerprint": "c0" * 8},
+    "tokenizer": {"vocab_size": 256, "fingerprint": "t" * 16},
+    **{side: {"tokens": 4096, "documents": 1, "text_bytes": 4096, "fingerprint": "f"} for side in ("train", "validation")},
+}
 
 
 def fake_timer(recipes: Mapping[str, TrainConfig]) -> Timing:
@@ -60,6 +68,7 @@ class FakeTrainer:
         losses: by "arm/seed", its last validation loss.
         step_seconds: how long a step takes.
         bigram: loss of the count model that the control has to beat.
+        data: record of the data that the runs claim to have read; that of no text by default.
     """
 
     study: StudyConfig
@@ -69,6 +78,7 @@ class FakeTrainer:
     losses: dict[str, float] = field(default_factory=dict)
     step_seconds: float = 0.0
     bigram: float = 8.0
+    data: dict[str, Any] = field(default_factory=lambda: OTHER_DATA)
 
     @property
     def plan(self) -> StudyPlan:
@@ -78,6 +88,7 @@ class FakeTrainer:
         parameters = {arm.name: _parameters(json.dumps(arm.recipe["model"])) for arm in self.plan.arms}
         script = {
             "parameters": parameters,
+            "data": self.data,
             "actions": self.actions,
             "losses": self.losses,
             "step_seconds": self.step_seconds,

@@ -1,9 +1,15 @@
 """What is concluded, and what is not: incomplete arms and broken pairs get no verdict."""
 
+import json
+from typing import Any
+
 import pytest
 
+from twoaxis.core.errors import StudyError
 from twoaxis.display import numbers as words
 from twoaxis.statistics import paired_test
+from twoaxis.study import StudyConfig
+from twoaxis.study.report import read_study_folder
 from twoaxis.study.report.text_tables import COST_COLUMNS, RESULT_COLUMNS, cost_rows, result_rows
 from twoaxis.study.report_data import ReportData
 from twoaxis.study.running.study_folder import RunRecord
@@ -141,3 +147,38 @@ def test_other_environments_are_a_limit(trainer: FakeTrainer) -> None:
     first = next(iter(records.values()))
     first.environment["threads"] = 2
     assert "threads differ" in trainer.analyse(records).limits[-1]
+
+
+@pytest.mark.parametrize("key", ["delta/seed-1", "plain/seed-1"])
+def test_a_run_of_another_recipe_than_the_plan_is_no_pair(finished: FakeTrainer, key: str) -> None:
+    """For example one that `twoaxis train` has made longer."""
+    path = finished.folder / "runs" / key / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"steps": 12}))
+    report = read_study_folder(finished.folder)
+    assert not report.complete and "another recipe than the plan's: steps is 12, not 6" in report.pairing.sentence
+    assert report.arms["delta"].no_verdict == "not paired with the control"
+    assert (report.arms["local"].verdict is None) is key.startswith("plain")
+
+
+@pytest.mark.parametrize(("name", "content"), [("config", None), ("config", "{}"), ("result", "{}"), ("reused", "{}")])
+def test_a_damaged_run_is_named(finished: FakeTrainer, name: str, content: str | None) -> None:
+    path = finished.folder / "runs/delta/seed-1" / f"{name}.json"
+    path.unlink(missing_ok=True) if content is None else path.write_text(content)
+    with pytest.raises(StudyError, match=rf"delta seed 1: .*{name}\.json: cannot be read"):
+        read_study_folder(finished.folder)
+
+
+def test_an_answer_names_the_only_undecided_arm(trainer: FakeTrainer) -> None:
+    trainer.spread()
+    trainer.actions["delta/1"] = ["kill"]
+    found = "At equal tokens, no arm differs detectably from plain: local undecided with 3 replicates; 1 without verdict."
+    assert _analysis(trainer).answer == found
+
+
+def test_an_answer_of_contrasts_alone(study_data: dict[str, Any], trainer: FakeTrainer) -> None:
+    """At equal FLOPs no arm of this design has a verdict, while two arms are compared at their own costs."""
+    study_data["contrasts"] = [{"arm": "delta", "against": "local"}]
+    study_data["arms"]["wide"] = {"model": {"d_model": 32}}
+    trainer.study = StudyConfig.from_data(study_data | {"decision": {"smallest_effect": 0.05, "charge": "flops"}})
+    trainer.spread(delta=-0.1)
+    assert _analysis(trainer).answer == "No verdict on any arm against plain; 1 of 1 contrasts between arms have one."

@@ -1,5 +1,6 @@
 """Comparisons at equal cost: the control's loss at the cost of an arm is read off its own runs, and never guessed."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -125,3 +126,28 @@ def test_arms_and_contrasts_are_one_family_and_a_companion_alone_is_no_question(
     assert companion.verdict is None and companion.no_verdict == "a companion is compared with its arm"
     assert alone is not None and alone.verdict is None and alone.simultaneous is None and alone.ci95 is not None
     assert contrasts["delta~write_only"].sentence.startswith("delta: better than delta~write_only")
+
+
+@pytest.mark.parametrize("design", [{"match": "flops", "budget": {"steps": 400}}, {"budget": {"flops": 1e10}}])
+def test_costs_that_the_design_makes_equal_need_no_other_budgets(
+    study_data: dict[str, Any], trainer: FakeTrainer, design: dict[str, Any]
+) -> None:
+    data = {**study_data, **design, "decision": {"smallest_effect": 0.05, "charge": "flops"}}
+    trainer.study = StudyConfig.from_data(data)
+    trainer.spread(local=-0.1)
+    local = _report(trainer).arms["local"]
+    found = local.charged["flops"]
+    assert found.cost_ratio != 1.0 and found.cost_ratio == pytest.approx(1, abs=0.005)
+    assert local.verdict == "better" and found.comparison is not None
+    assert found.comparison.mean_difference == pytest.approx(-0.1, abs=0.005)
+    assert local.charged["tokens"].comparison is None
+
+
+def test_a_budget_of_another_recipe_leaves_the_curve_out(trainer: FakeTrainer) -> None:
+    trainer.spread(local=-0.01)
+    records = trainer.run()
+    key = RunKey("plain@2x", 1)
+    other = records[key].recipe | {"optimizer": records[key].recipe["optimizer"] | {"lr": 0.5}}
+    report = trainer.analyse({**records, key: replace(records[key], recipe=other)})
+    assert "1 runs of the control at its budgets have not finished, or are no pairs" in report.curves["flops"].sentence
+    assert "plain@2x seed 1: another recipe than the plan's: optimizer.lr is 0.5, not 0.001" in report.pairing.sentence

@@ -227,3 +227,17 @@ def test_optimiser_groups_are_listed_where_an_arm_differs(trainer: FakeTrainer) 
     assert ["plain", "matrix", "0.001", "0.1"] in rows
     assert ["scalars", "mixing", "0.001", "0"] in rows
     assert not any(row[:2] == ["scalars", "matrix"] for row in rows)
+
+
+def test_an_arm_that_takes_fewer_steps_may_be_worse(study_data: dict[str, Any], trainer: FakeTrainer) -> None:
+    """It equals the control at step 0, and cannot reach it with the FLOPs that it is given."""
+    base = {**study_data["base"], "schedule": {"kind": "constant", "warmup_steps": 0}}
+    blocks = [[{"kind": "short_swa", "output_init": "zero"}, "attention", "swiglu"]]
+    arms = {"plain": {}, "local": {"model": {"blocks": blocks}}}
+    trainer.study = StudyConfig.from_data(
+        {**study_data, "base": base, "arms": arms, "contrasts": [], "match": "flops", "budget": {"steps": 400}}
+    )
+    trainer.spread(local=0.3)
+    report = trainer.analyse()
+    assert report.arms["local"].steps < 400 and report.gate is not None and report.gate.not_trained == ()
+    assert "not trained" not in report.arms["local"].sentence

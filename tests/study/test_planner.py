@@ -248,3 +248,36 @@ def test_helpers_of_the_search() -> None:
     assert spread_over(list(range(100)), 3) == [0, 50, 99]
     assert spread_over([1, 2], 5) == [1, 2]
     assert straight_line([(1.0, 2.0)])(5.0) == 2.0
+
+
+def test_a_companion_that_equals_the_control_is_no_second_comparison(study_data: dict[str, Any]) -> None:
+    data = _depth_study(study_data, scalars="residual_scalars", delta="deep_delta")
+    plan = _plan({**data, "control": "scalars"}, controls=["residual_scalars", "write_only"])
+    assert {(one.arm, one.against) for one in plan.contrasts} == {("delta", "delta~write_only")}
+
+
+def test_a_comparison_of_the_design_is_not_made_again_the_other_way_round(study_data: dict[str, Any]) -> None:
+    data = _depth_study(study_data, delta="deep_delta", write={"kind": "deep_delta", "update_rule": "write_only"})
+    plan = _plan(data, controls=["write_only"], contrasts=[{"arm": "write", "against": "delta"}])
+    assert [(one.arm, one.against) for one in plan.contrasts] == [("write", "delta")]
+
+
+def test_a_design_without_a_verdict_says_so_before_the_first_run(study_data: dict[str, Any]) -> None:
+    decision = {"smallest_effect": 0.05, "charge": "flops"}
+    (note,) = [note for note in _plan(study_data, decision=decision).notes if note.startswith("delta")]
+    assert note.startswith("delta: no verdict at equal FLOPs: it takes 1.0") and note.endswith("or give budget.ladder")
+    for decided in (
+        {"budget": {"steps": 400}, "match": "flops"},
+        {"budget": {"flops": 1e10}},
+        {"budget": {"steps": 40, "ladder": [0.5, 2.0]}},
+    ):
+        assert not _plan(study_data, decision=decision, **decided).notes
+
+
+def test_a_budget_in_flops_matches_the_control(study_data: dict[str, Any]) -> None:
+    plan = _plan(study_data, budget={"flops": 1e10})
+    for arm in plan.of_role("treatment"):
+        (change,) = arm.changes
+        assert (change.path, change.after, change.of, change.to) == ("steps", arm.steps, "flops", "the control")
+        assert (change.got, change.wanted) == (pytest.approx(arm.flops), pytest.approx(plan.control.flops))
+    assert not plan.control.changes

@@ -1,13 +1,19 @@
 """The report of a study: one data file, and a page, figures and tables that say what it says."""
 
 import json
+from fnmatch import fnmatch
 from pathlib import Path
+from typing import Any
 
 import pytest
+from tests.checkpoints.hf_folder import byte_tokenizer
 
 from twoaxis.core.errors import StudyError
+from twoaxis.data import prepare
 from twoaxis.display import numbers as words
-from twoaxis.study.report import Report, write_report
+from twoaxis.study import StudyConfig
+from twoaxis.study.figures import NAMES
+from twoaxis.study.report import Report, read_study_folder, write_report
 from twoaxis.study.report_data import ReportData, read_report
 
 from .scripted import FakeTrainer
@@ -64,3 +70,35 @@ def test_no_study_no_report(trainer: FakeTrainer, tmp_path: Path) -> None:
     (tmp_path / "report.json").write_text('{"version": "twoaxis.report/1"}')
     with pytest.raises(StudyError, match=r"report.json: cannot be read .*must be a report of twoaxis.report/2"):
         write_report(tmp_path)
+
+
+def test_what_a_report_no_longer_shows_is_removed(trainer: FakeTrainer) -> None:
+    trainer.spread(delta=-0.1)
+    trainer.run()
+    before = write_report(trainer.folder)
+    assert all(any(fnmatch(path.stem, name) for name in NAMES) for path in before.files if path.suffix in (".svg", ".png"))
+    own = trainer.folder / "figures" / "of-mine.png"
+    own.write_bytes(b"")
+    (trainer.folder / "runs/plain/seed-1/result.json").unlink()
+    after = write_report(trainer.folder)
+    gone = {path.name for path in before.files if path not in after.files}
+    assert {"differences.svg", "differences.png"} <= gone
+    found = {path for folder in ("figures", "tables") for path in (trainer.folder / folder).iterdir()}
+    assert found == {own} | {path for path in after.files if path.parent != trainer.folder}
+
+
+def test_a_report_needs_neither_text_nor_tokenizer(study_data: dict[str, Any], tmp_path: Path) -> None:
+    """A folder may be copied to a machine without them."""
+    text, tokenizer = tmp_path / "text.txt", tmp_path / "tokenizer.json"
+    text.write_text("a line of text that is not very long\n" * 200)
+    byte_tokenizer("<|end|>").save(str(tokenizer))
+    data = study_data["base"]["data"]
+    data |= {"corpus": str(text), "tokenizer": {"kind": "file", "path": str(tokenizer), "end_of_document": "<|end|>"}}
+    record = prepare(data["corpus"], data["tokenizer"]).to_data()
+    trainer = FakeTrainer(StudyConfig.from_data(study_data), tmp_path / "study", tmp_path / "script.json", data=record)
+    trainer.spread(delta=-0.1)
+    trainer.run()
+    before = read_study_folder(trainer.folder)
+    text.unlink()
+    tokenizer.unlink()
+    assert read_study_folder(trainer.folder).replace(made=before.made) == before

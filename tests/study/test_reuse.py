@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from twoaxis.data import prepare
 from twoaxis.study import StudyConfig
 from twoaxis.study.report import read_study_folder
 from twoaxis.study.running.engine import LocalEngine
@@ -19,21 +20,28 @@ from .scripted import FakeTrainer
 
 @pytest.fixture
 def first(finished: FakeTrainer) -> FakeTrainer:
-    """A study whose runs were made here and by this code."""
-    _claim_as_ours(finished.folder)
+    """A study whose runs were made here, of its text and by this code."""
+    _claim_as_ours(finished)
     return finished
 
 
-def _claim_as_ours(folder: Path) -> None:
+def _claim_as_ours(trainer: FakeTrainer) -> None:
     device = choose_device("auto")
     here = describe_environment(device, choose_dtype("auto", device))
-    for path in folder.glob("runs/*/seed-*/env.json"):
-        path.write_text(json.dumps(here))
+    for name, content in (("env", here), ("data", _data(trainer.study))):
+        for path in trainer.folder.glob(f"runs/*/seed-*/{name}.json"):
+            path.write_text(json.dumps(content))
+
+
+def _data(study: StudyConfig) -> dict[str, Any]:
+    data = study.recipe(study.control, study.replicates[0]).data
+    return prepare(data.corpus, data.tokenizer).to_data()
 
 
 def _second(first: FakeTrainer, study_data: dict[str, Any], name: str = "second") -> FakeTrainer:
     data = {**study_data, "arms": {**study_data["arms"], "scalars": {"model": {"depth": "residual_scalars"}}}}
-    return FakeTrainer(StudyConfig.from_data(data), first.folder.with_name(name), first.script)
+    study = StudyConfig.from_data(data)
+    return FakeTrainer(study, first.folder.with_name(name), first.script, data=_data(study))
 
 
 def test_runs_of_a_neighbour_are_used(first: FakeTrainer, study_data: dict[str, Any]) -> None:
@@ -55,6 +63,17 @@ def test_other_code_or_machine_is_not_the_same_run(first: FakeTrainer, study_dat
     second = _second(first, study_data)
     second.run()
     assert len(second.order) == 12
+
+
+def test_a_text_that_has_changed_is_not_the_same_run(first: FakeTrainer, study_data: dict[str, Any], corpus: Path) -> None:
+    text = corpus.read_text()
+    corpus.write_text(text.replace("very", "too"))
+    try:
+        second = _second(first, study_data)
+        second.run()
+        assert len(second.order) == 12 and read_study_folder(second.folder).complete
+    finally:
+        corpus.write_text(text)
 
 
 def test_another_recipe_is_not_the_same_run(first: FakeTrainer, study_data: dict[str, Any]) -> None:
@@ -94,7 +113,7 @@ def test_runs_that_an_older_version_has_recorded_are_used_as_they_were_trained(
     first = _second(trainer, study_data, "older")
     first.study = _with_scalars(study_data, {"kind": "residual_scalars", "embedding": "raw"})
     first.run()
-    _claim_as_ours(first.folder)
+    _claim_as_ours(first)
     for path in [*first.folder.glob("runs/scalars/seed-*/config.json"), first.folder / "plan.json"]:
         path.write_text(json.dumps(_as_older(json.loads(path.read_text()))))
     raw = FakeTrainer(first.study, first.folder.with_name("raw"), first.script)

@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 
-from twoaxis.core.errors import StudyError
+from twoaxis.core.errors import ConfigError, StudyError
 from twoaxis.study import StudyConfig
+from twoaxis.study.design.rules import TuningConfig
 from twoaxis.study.planning import plan_study
 from twoaxis.study.report import read_study_folder
 from twoaxis.study.report_data import ReportData
-from twoaxis.study.running import run_study, train_command
+from twoaxis.study.running import next_rate, run_study, train_command
 from twoaxis.study.running.engine import LocalEngine, launched
 from twoaxis.study.running.study_folder import RunKey, StudyFolder, run_keys
 from twoaxis.study.running.study_progress import Forecast, LineCount, PlainStudyProgress
@@ -214,6 +215,7 @@ def test_a_grid_is_widened_until_its_best_rate_lies_inside(trainer: FakeTrainer)
         and report.tuning is not None
         and set(report.tuning.losses["local"]) == {*("1e-05", "0.0001", "0.001", "0.01", "0.1")}
     )
+    assert any("is the best of 3 to 5, by one trial each" in limit for limit in report.limits)
 
 
 def test_trials_choose_the_learning_rates(trainer: FakeTrainer) -> None:
@@ -224,7 +226,11 @@ def test_trials_choose_the_learning_rates(trainer: FakeTrainer) -> None:
     folder = StudyFolder(trainer.folder)
     assert folder.learning_rates == {"plain": 0.01, "delta": 0.1, "local": 0.001}
     assert folder.run(RunKey("delta", 2)).config.optimizer.lr == 0.1
-    tuning = read_study_folder(trainer.folder).tuning
+    trainer.bigram = 4.0
+    trainer.run()
+    report = read_study_folder(trainer.folder)
+    tuning = report.tuning
+    assert report.gate is not None and "learning rate (now 0.01;" in report.gate.change, "the tuned one"
     assert tuning is not None and tuning.losses["plain"]["0.1"] is None and tuning.chosen["local"] == 0.001
     assert tuning.tokens == 9 * 6 * 64
     trainer.run()
@@ -301,3 +307,9 @@ def test_forecast_before_the_first_step() -> None:
     forecast = Forecast(total_runs=2, finished_runs=0, total_steps=20, finished_steps=0, tokens_per_step=64)
     forecast.begin(RunKey("delta", 0), 10, 0)
     assert forecast.words() == "starting"
+
+
+def test_a_rate_that_rounds_to_one_of_the_grid_widens_nothing() -> None:
+    assert next_rate({0.999: 3.2, 1.0: 3.1}) is None
+    with pytest.raises(ConfigError, match="differ in their first three digits"):
+        TuningConfig(lr=(0.001, 0.0010001))

@@ -38,14 +38,15 @@ def test_a_drifting_machine_and_a_disturbed_turn_leave_the_ratio_alone() -> None
     assert timing.ratio("a", "a") == 1.0 and timing.log_ratio("a", "a")[1] == 0.0
 
 
-def test_the_error_of_a_ratio_is_that_of_repeated_timings() -> None:
+@pytest.mark.parametrize("arms", ["ab", "abc", "abcdefg"])
+def test_the_error_of_a_ratio_is_that_of_repeated_timings(arms: str) -> None:
     """In simulation, nearly 95 % of ratios lie within two of the errors that are stated for them."""
     draw, inside, trials = random.Random(0), 0, 400
     for _ in range(trials):
         rounds = [draw.gauss(0, 0.3) for _ in range(15)]
         noisy = {
             name: [math.exp(effect + shared + draw.gauss(0, 0.1)) for shared in rounds]
-            for name, effect in zip("abcdefg", (0.0, 0.2, 0.4, 0.1, 0.3, 0.5, 0.6), strict=True)
+            for name, effect in zip(arms, (0.0, 0.2, 0.4, 0.1, 0.3, 0.5, 0.6), strict=False)
         }
         log_ratio, error = _timing(noisy).log_ratio("b", "a")
         inside += abs(log_ratio - 0.2) <= 2 * error

@@ -7,9 +7,9 @@ from torch import Tensor
 from twoaxis import Decoder, DecoderConfig, TokenLayout
 from twoaxis.data import Batch
 from twoaxis.ops.cross_entropy import IGNORE
-from twoaxis.train.gradients import accumulate_gradients, clip_gradients
 from twoaxis.train.optim import OptimizerConfig, build_optimizer, parameter_groups
-from twoaxis.train.step import take_step
+from twoaxis.train.parallel.placement import Placement
+from twoaxis.train.step import accumulate_gradients, clip_gradients, take_step
 
 ROWS, LENGTH, VOCABULARY = 6, 5, 13
 
@@ -95,7 +95,9 @@ def test_a_step_moves_the_parameters_and_leaves_no_gradient(model: Decoder, batc
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     config = OptimizerConfig(lr=0.01)
     optimizer = build_optimizer(parameter_groups(model, config), config)
-    outcome = take_step(lambda part: token_loss(model, part), optimizer, batch, rows=4, multiplier=0.5, clip_norm=1.0)
+    outcome = take_step(
+        Placement(), lambda part: token_loss(model, part), optimizer, batch, rows=4, multiplier=0.5, clip_norm=1.0
+    )
     assert outcome.tokens == batch.n_targets and outcome.loss > 0 and outcome.grad_norm > 0
     assert {group["lr"] for group in optimizer.param_groups} == {0.005}
     assert all(not torch.equal(parameter, before[name]) for name, parameter in model.named_parameters())

@@ -1,10 +1,17 @@
 """Parameters that a recipe moves, and parameters that it freezes."""
 
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 
 from twoaxis.core.errors import ConfigError
 from twoaxis.model import Decoder, DecoderConfig
+from twoaxis.study.report.analysis import rates_of
+from twoaxis.study.timing import measure
+from twoaxis.train import Progress, TrainConfig, train
 from twoaxis.train.optim import OptimizerConfig, build_optimizer, parameter_groups
 from twoaxis.train.schedule import AnnealConfig, Annealing
 
@@ -49,3 +56,37 @@ def test_one_must_be_trained() -> None:
     config = OptimizerConfig.from_data({"groups": [{"pattern": "*", "lr_scale": 0.0}]})
     with pytest.raises(ConfigError, match="every parameter is frozen"):
         build_optimizer(parameter_groups(_model(), config), config)
+
+
+@pytest.fixture
+def annealed(recipe: Callable[..., TrainConfig]) -> Callable[..., TrainConfig]:
+    def make(steps: int, **changes: Any) -> TrainConfig:
+        model = {**recipe().model, "depth": {"kind": "deep_delta", "blend": "annealed"}}
+        return recipe(model=model, steps=4, anneal=[{"pattern": "*.blend", "steps": steps}], **changes)
+
+    return make
+
+
+def test_a_run_that_ends_before_the_last_value_says_so(annealed: Callable[..., TrainConfig], tmp_path: Path) -> None:
+    lines: list[str] = []
+
+    class Notes(Progress):
+        def note(self, text: str) -> None:
+            lines.append(text)
+
+    for steps in (3, 4):
+        train(annealed(steps), tmp_path / str(steps), Notes())
+    said = [line for line in lines if line.startswith("anneal")]
+    assert said == ["anneal pattern '*.blend': takes 5 steps to reach 1, and the run has 4; the last value is 0.75"]
+
+
+def test_what_a_recipe_anneals_is_frozen_wherever_it_is_built(annealed: Callable[..., TrainConfig]) -> None:
+    config = annealed(3)
+    model = Decoder.build(config.decoder(256))
+    frozen = {
+        name for group in parameter_groups(model, config.parameter_options) if not group.lr_scale for name in group.parameters
+    }
+    assert frozen == {name for name, _ in model.named_parameters() if name.endswith(".blend")}
+    assert [one.lr for one in rates_of(config, 256) if one.what == "mixing"] == [0.0]
+    plain, moved = (measure({"a": one}).state_bytes["a"] for one in (config.replace(anneal=()), config))
+    assert plain - moved == 12 * len(frozen), "no gradient and no moments"

@@ -190,7 +190,7 @@ def test_another_optimizer_keeps_the_learning_rate_of_the_recipe() -> None:
 
 def test_a_study_reports_what_updates_what_and_counts_its_memory(recipe: Recipe) -> None:
     adamw, muon = recipe(), recipe(optimizer={"kind": "muon"})
-    found = {one.what: one.lr for one in rates_of(muon)}
+    found = {one.what: one.lr for one in rates_of(muon, 256)}
     assert found["matrix by muon"] == found["embedding"] == muon.optimizer.lr and "matrix" not in found
     arms = [_Arm(one, {}, Ranks()) for one in (adamw, muon)]
     matrices = sum(one.numel() for _, one, declared in declarations(arms[0].model) if declared.tag == "matrix")

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from twoaxis.train import Progress, StepRecord, TrainConfig, read_metrics, train
+from twoaxis.train.environment import PeakMemory
 
 Recipe = Callable[..., TrainConfig]
 
@@ -138,3 +141,19 @@ def test_a_run_that_died_before_its_result_only_writes_it(recipe: Recipe, tmp_pa
     (tmp_path / "run" / "result.json").unlink()
     again = train(recipe(steps=3), tmp_path / "run")
     assert again.replace(peak_memory_bytes=0) == first.replace(peak_memory_bytes=0)
+
+
+def test_peaks_are_those_of_all_processes_of_the_run(recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PeakMemory, "now", lambda: PeakMemory(300, 9000))
+    train(recipe(steps=8), tmp_path / "run", should_stop=StopAfter(3))
+    monkeypatch.setattr(PeakMemory, "now", lambda: PeakMemory(500, 10))
+    result = train(recipe(steps=8), tmp_path / "run")
+    assert (result.peak_memory_bytes, result.peak_device_memory_bytes) == (500, 9000)
+
+
+def test_the_peak_of_the_process_that_starts_a_run_is_not_that_of_the_run() -> None:
+    """`getrusage` counts it on Linux, so all runs of a study had the peak of the study."""
+    large = b"x" * (700 << 20)
+    code = "from twoaxis.train.environment import PeakMemory; print(PeakMemory.now().peak_memory_bytes)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert 50e6 < int(found.stdout) < len(large)

@@ -13,9 +13,21 @@ from twoaxis import CheckpointError, ConfigError, DataError, Decoder
 from twoaxis.audit import audit_run
 from twoaxis.data.corpus import Corpus, TextConfig
 from twoaxis.data.tokenizer.subword import train_bpe
-from twoaxis.train import Progress, Result, RunFolder, StepRecord, TrainConfig, read_metrics, read_recipe, train
+from twoaxis.train import (
+    Progress,
+    Result,
+    RunFolder,
+    StepRecord,
+    TrainConfig,
+    load_trained,
+    read_metrics,
+    read_recipe,
+    save_trained,
+    train,
+)
 from twoaxis.train.environment import changed_environment
 from twoaxis.train.metrics import MetricsLog, summarise
+from twoaxis.train.training_state import parameters_sha256
 
 Recipe = Callable[..., TrainConfig]
 
@@ -214,3 +226,20 @@ def test_a_recipe_is_read_from_toml_and_from_the_folder(recipe: Recipe, tmp_path
     (tmp_path / "bad.toml").write_text("steps = ")
     with pytest.raises(ConfigError, match=r"bad.toml: is not toml \(Invalid value"):
         read_recipe(tmp_path / "bad.toml")
+
+
+@pytest.mark.parametrize("name", ["config", "result"])
+def test_a_file_that_is_no_recipe_or_result_is_named(recipe: Recipe, tmp_path: Path, name: str) -> None:
+    train(recipe(steps=1), tmp_path / "run")
+    (tmp_path / "run" / f"{name}.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=rf"{name}\.json: cannot be read \(\w+ is missing in the \w+"):
+        getattr(RunFolder(tmp_path / "run"), name)
+
+
+def test_a_run_that_begins_with_a_model_records_its_values(recipe: Recipe, tmp_path: Path) -> None:
+    train(recipe(steps=1), tmp_path / "run")
+    old, data = load_trained(tmp_path / "run"), recipe().to_data()
+    save_trained(tmp_path / "new", old.model, old.tokenizer, {"steps": 1, "data": {"corpus": data["data"]["corpus"]}})
+    folder = RunFolder(tmp_path / "new")
+    train(folder.config, folder.path, should_stop=lambda: True)
+    assert folder.read("initial_parameters") == parameters_sha256(old.model)

@@ -11,7 +11,7 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +76,9 @@ class Timing(Config):
         """The logarithm of the ratio of seconds of two arms, and its standard error.
 
         Equation: e_a = median_r (log t_ar - median_b log t_br); e_arm - e_to, with 1.2533 * 1.4826 * MAD / sqrt(rounds) as the
-        standard error of either median. The median over arms removes drift, the median over rounds disturbed turns.
+        standard error of a median. The median over arms removes drift, the median over rounds disturbed turns. The error is
+        that of e_arm and e_to as if independent, or that of median_r (log t_arm,r - log t_to,r) if it is larger: of two arms,
+        both effects have the same noise with opposite signs.
 
         Example:
             >>> timing = Timing(warmup_steps=1, steps_in_a_turn=1, state_bytes={}, saved_bytes={}, environment={},
@@ -87,8 +89,9 @@ class Timing(Config):
         """
         if arm == to:
             return 0.0, 0.0
-        effects = [self._effect(name) for name in (arm, to)]
-        return effects[0][0] - effects[1][0], math.hypot(effects[0][1], effects[1][1])
+        (effect, error), (other, its_error) = (self._effect(name) for name in (arm, to))
+        own = [math.log(one / its) for one, its in zip(self.seconds[arm], self.seconds[to], strict=True)]
+        return effect - other, max(math.hypot(error, its_error), _middle(own)[1])
 
     def ratio(self, arm: str, to: str) -> float:
         """Seconds of a step of one arm over those of another."""
@@ -101,14 +104,18 @@ class Timing(Config):
     def _effect(self, arm: str) -> tuple[float, float]:
         """The logarithm of an arm's seconds over the median arm of each round: median over rounds, and its standard error."""
         middles = [statistics.median(map(math.log, times)) for times in zip(*self.seconds.values(), strict=True)]
-        logs = [math.log(own) - middle for own, middle in zip(self.seconds[arm], middles, strict=True)]
-        effect = statistics.median(logs)
-        spread = statistics.median(abs(log - effect) for log in logs)
-        return effect, NORMAL_MEDIAN * NORMAL_MAD * spread / math.sqrt(len(logs))
+        return _middle([math.log(own) - middle for own, middle in zip(self.seconds[arm], middles, strict=True)])
 
     def memory_bytes(self, arm: str) -> int:
         """Bytes of training state and saved activations, without those of the libraries."""
         return self.state_bytes[arm] + self.saved_bytes[arm]
+
+
+def _middle(values: Sequence[float]) -> tuple[float, float]:
+    """The median, and its standard error from the median deviation."""
+    middle = statistics.median(values)
+    spread = statistics.median(abs(value - middle) for value in values)
+    return middle, NORMAL_MEDIAN * NORMAL_MAD * spread / math.sqrt(len(values))
 
 
 def disagreement(before: Timing, after: Timing, control: str) -> dict[str, float]:
@@ -202,7 +209,7 @@ class _Arm:
         torch.manual_seed(recipe.seed)
         device = ranks.device or choose_device(recipe.device)
         self.model = self.placement.build(recipe, recipe.decoder(data.tokenizer.vocab_size), device)
-        groups = parameter_groups(self.placement.whole(self.model), recipe.optimizer)
+        groups = parameter_groups(self.placement.whole(self.model), recipe.parameter_options)
         self.groups = self.placement.local(groups, self.model)
         self.optimizer = build_optimizer(self.groups, recipe.optimizer, self.placement.of_wholes)
         self.token_loss = self.placement.losses(self.model, recipe)
@@ -211,22 +218,21 @@ class _Arm:
     def state_bytes(self) -> int:
         """Bytes of parameters, gradients and optimizer."""
         return BYTES * sum(
-            (2 + NUMBERS[group.rule]) * parameter.numel()
+            (2 + NUMBERS[group.rule] if group.lr_scale else 1) * parameter.numel()
             for group in self.groups
-            if group.lr_scale
             for parameter in group.parameters.values()
         )
 
     def step(self) -> None:
         """Takes one step and waits for the device."""
         take_step(
+            self.placement,
             self.token_loss,
             self.optimizer,
             self.sampler.next(),
             rows=self.rows,
             multiplier=1e-3,
             clip_norm=self.recipe.optimizer.clip_norm,
-            placement=self.placement,
         )
 
     def warm_up(self) -> int:

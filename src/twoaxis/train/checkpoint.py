@@ -202,10 +202,10 @@ def remove_old(folder: Path, keep: int) -> None:
     """Removes all but the newest checkpoints; one that cannot be removed stays for the next call."""
     for old in checkpoint_paths(folder)[keep:]:
         # Renamed first, so that a partly removed checkpoint is not read as one; the name is that of a draft.
-        doomed = old.with_name(f".{old.name}.{uuid.uuid4().hex}.tmp")
+        removed = old.with_name(f".{old.name}.{uuid.uuid4().hex}.tmp")
         with contextlib.suppress(OSError):
-            os.rename(old, doomed)
-            shutil.rmtree(doomed, ignore_errors=True)
+            os.rename(old, removed)
+            shutil.rmtree(removed, ignore_errors=True)
 
 
 def _is_intact(path: Path) -> bool:

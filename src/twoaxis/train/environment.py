@@ -8,7 +8,7 @@ import sys
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -86,12 +86,37 @@ def reset_peak() -> None:
     """Resets the peak memory of the process and the GPU, where the system can (Linux)."""
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        torch.cuda.reset_peak_memory_stats()
+    for device in _devices():
+        torch.cuda.reset_peak_memory_stats(device)
 
 
-def peak_bytes() -> int:
-    """The peak resident memory of the process since the last reset; 0 where the system has no count."""
+class PeakMemory(NamedTuple):
+    """Peak memory since the last reset.
+
+    Attributes:
+        peak_memory_bytes: resident memory of the process; 0 where the system has no count.
+        peak_device_memory_bytes: memory allocated on the fullest GPU; 0 without one.
+    """
+
+    peak_memory_bytes: int
+    peak_device_memory_bytes: int
+
+    @classmethod
+    def now(cls) -> "PeakMemory":
+        """The peak so far."""
+        return cls(_resident(), max(map(torch.cuda.max_memory_allocated, _devices()), default=0))
+
+
+def _devices() -> range:
+    """The GPUs that this process may use; none before the first use."""
+    return range(torch.cuda.device_count() if torch.cuda.is_available() and torch.cuda.is_initialized() else 0)
+
+
+def _resident() -> int:
+    with contextlib.suppress(OSError, StopIteration):
+        # Not `getrusage`: there Linux counts the peak of the process that started this one too.
+        lines = Path("/proc/self/status").read_text(encoding="utf-8", errors="replace").splitlines()
+        return 1024 * int(next(line.split()[1] for line in lines if line.startswith("VmHWM:")))
     try:
         import resource
     except ImportError:
@@ -99,8 +124,3 @@ def peak_bytes() -> int:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     # Linux counts in KiB, macOS in bytes.
     return peak if sys.platform == "darwin" else peak * 1024
-
-
-def peak_device_bytes() -> int:
-    """The peak memory allocated on the GPU since the last reset."""
-    return torch.cuda.max_memory_allocated() if torch.cuda.is_available() and torch.cuda.is_initialized() else 0

@@ -11,7 +11,7 @@ from typing import Any
 from twoaxis.core.cost import Shape
 from twoaxis.core.interrupt import StopRequest, stop_on_signals
 from twoaxis.model.cost import decoder_cost
-from twoaxis.train.environment import peak_bytes, peak_device_bytes, reset_peak
+from twoaxis.train.environment import PeakMemory, reset_peak
 from twoaxis.train.metrics import Result, Status, StepRecord, summarise
 from twoaxis.train.parallel.ranks import Ranks, joined
 from twoaxis.train.progress import Progress
@@ -54,9 +54,9 @@ def train(
     progress = progress or Progress()
     try:
         with joined(config.parallel, config.device) as ranks, ranks.watched():
-            # The first rank alone writes the folder and tells what happens.
-            told = progress if ranks.is_first else Progress()
-            result = _train(config, RunFolder(run_dir), told, should_stop, trackers if ranks.is_first else (), ranks)
+            # Only the first rank writes the folder and shows progress.
+            shown = progress if ranks.is_first else Progress()
+            result = _train(config, RunFolder(run_dir), shown, should_stop, trackers if ranks.is_first else (), ranks)
             # The others end when the first one has closed its trackers, since a launcher ends all after the first failure.
             ranks.gather(None)
             return result
@@ -149,22 +149,22 @@ def _step(trainer: Trainer) -> StepRecord:
 def _divergence(record: StepRecord) -> str:
     """The error message of measurements that are not finite; "" when all are."""
     measured = {"loss": record.loss, "gradient norm": record.grad_norm, "validation loss": record.validation_loss}
-    wild = [f"{name} {value}" for name, value in measured.items() if value is not None and not math.isfinite(value)]
-    if not wild:
+    not_finite = [f"{name} {value}" for name, value in measured.items() if value is not None and not math.isfinite(value)]
+    if not not_finite:
         return ""
-    return f"diverged at step {record.step}: {', '.join(wild)}: must be finite; lower optimizer.lr or warm up for longer"
+    return f"diverged at step {record.step}: {', '.join(not_finite)}: must be finite; lower optimizer.lr or warm up for longer"
 
 
 def _finish(trainer: Trainer, status: Status, message: str) -> Result:
     """The result, which the first rank writes and all return."""
     ranks = trainer.ranks
-    memory = ranks.largest(max(trainer.earlier_peak_bytes, peak_bytes())), ranks.largest(peak_device_bytes())
-    result = Result.from_data(ranks.first(lambda: _result(trainer, status, message, *memory).to_data()))
+    peak = PeakMemory(*map(ranks.largest, trainer.peak))
+    result = Result.from_data(ranks.first(lambda: _result(trainer, status, message, peak).to_data()))
     trainer.progress.note(f"{trainer.folder.path}: {message}")
     return result
 
 
-def _result(trainer: Trainer, status: Status, message: str, peak: int, device_peak: int) -> Result:
+def _result(trainer: Trainer, status: Status, message: str, peak: PeakMemory) -> Result:
     cost = decoder_cost(trainer.model.config, Shape(trainer.config.batch_size, trainer.config.data.seq_len))
     forward = cost.flops / trainer.tokens_per_step
     result = Result(
@@ -173,8 +173,7 @@ def _result(trainer: Trainer, status: Status, message: str, peak: int, device_pe
         parameters=cost.params,
         forward_flops_per_token=forward,
         training_flops_per_token=3 * forward,
-        peak_memory_bytes=peak,
-        peak_device_memory_bytes=device_peak,
+        **peak._asdict(),
         **summarise(trainer.metrics.records, trainer.tokens_per_step),
     )
     if status != "interrupted":

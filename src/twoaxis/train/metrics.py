@@ -172,10 +172,11 @@ class Result(Config):
         tokens: tokens read, a count.
         target_tokens: tokens that carried a loss, a count.
         parameters: parameters of the model, a count.
-        validation_loss: after the last step, in nats per token; None without a validation or a finite loss.
+        validation_loss: the last one, which a finished run has after its last step, in nats per token; None without a
+            validation or a finite loss.
         best_validation_loss: the smallest of the run, in nats per token.
         bpb: the last validation loss in bits per byte.
-        validation_accuracy: after the last step, the fraction of answers that were the most likely token; None for a corpus
+        validation_accuracy: with that loss, the fraction of answers that were the most likely token; None for a corpus
             without answers.
         forward_flops_per_token: of one forward pass, by the declared costs.
         training_flops_per_token: three forward passes, since the backward pass computes twice as much.

@@ -226,7 +226,7 @@ def build_optimizer(
     if options["muon"]:
         matrices = {name: one for group in trained for name, one in group.fused.items()}
         parts.append(Muon(options["muon"], config.momentum, matrices, wholes))
-    return parts[0] if not options["muon"] else SharedOut(parts, fused)
+    return parts[0] if not options["muon"] else CombinedOptimizer(parts, fused)
 
 
 def orthogonalised(update: Tensor, fused: Fused | None = None) -> Tensor:
@@ -289,7 +289,7 @@ class Muon(torch.optim.Optimizer):
         return gradient.lerp_(mean, group["momentum"])
 
 
-class SharedOut(torch.optim.Optimizer):
+class CombinedOptimizer(torch.optim.Optimizer):
     """Several optimizers, each of some parameters, as one: the groups and the state of all."""
 
     def __init__(self, parts: Sequence[torch.optim.Optimizer], fused: bool) -> None:

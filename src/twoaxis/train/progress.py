@@ -32,19 +32,37 @@ class Progress:
         """Called when the run has ended or failed."""
 
 
-class PlainProgress(Progress):
-    """Writes a line at intervals, by default to standard error."""
+class PlainLines:
+    """Writes lines to a stream, by default to standard error."""
 
     def __init__(self, stream: IO[str] | None = None, every_seconds: float = LINE_SECONDS) -> None:
         self._stream = stream or sys.stderr
         self._every = every_seconds
         self._next = time.monotonic() + every_seconds
-        self._pace = Pace(0, 1, 1)
 
     def preparing(self, stage: str, done: int, total: int) -> None:
-        """Writes the progress of the preparation."""
-        if self._due():
+        """Writes the progress of the preparation when a line is due."""
+        if self.is_due():
             self.note(f"{stage}: {done / max(total, 1):.0%}")
+
+    def note(self, text: str) -> None:
+        """Writes the text."""
+        print(text, file=self._stream, flush=True)
+
+    def is_due(self) -> bool:
+        """Whether a line is due; the next one then is after the interval."""
+        now = time.monotonic()
+        due = now >= self._next
+        self._next = now + self._every if due else self._next
+        return due
+
+
+class PlainProgress(PlainLines, Progress):
+    """Writes a line at intervals, by default to standard error."""
+
+    def __init__(self, stream: IO[str] | None = None, every_seconds: float = LINE_SECONDS) -> None:
+        super().__init__(stream, every_seconds)
+        self._pace = Pace(0, 1, 1)
 
     def start(self, step: int, steps: int, tokens_per_step: int) -> None:
         """Writes the first step."""
@@ -54,18 +72,8 @@ class PlainProgress(Progress):
     def step(self, record: StepRecord) -> None:
         """Writes loss and speed: at intervals, after validations, and at the last step."""
         self._pace.add(record)
-        if record.validation_loss is not None or record.step == self._pace.steps or self._due():
+        if record.validation_loss is not None or record.step == self._pace.steps or self.is_due():
             self.note(f"step {record.step} of {self._pace.steps}: {self._pace.words(record)}")
-
-    def note(self, text: str) -> None:
-        """Writes the text."""
-        print(text, file=self._stream, flush=True)
-
-    def _due(self) -> bool:
-        now = time.monotonic()
-        due = now >= self._next
-        self._next = now + self._every if due else self._next
-        return due
 
 
 class RichProgress(Progress):
@@ -149,4 +157,9 @@ def duration(seconds: float) -> str:
 
 def console_progress() -> Progress:
     """A bar when standard error is a terminal, else plain lines."""
-    return RichProgress() if sys.stderr is not None and sys.stderr.isatty() else PlainProgress()
+    return RichProgress() if is_terminal() else PlainProgress()
+
+
+def is_terminal() -> bool:
+    """Whether standard error is a terminal."""
+    return sys.stderr is not None and sys.stderr.isatty()

@@ -142,6 +142,11 @@ class TrainConfig(Config):
             check_tensor(self.decoder(ANY_VOCABULARY), self.parallel.tensor, self.parallel.sequence, self.data.seq_len)
         return self
 
+    @property
+    def parameter_options(self) -> OptimizerConfig:
+        """The optimizer, with a frozen group for each annealed pattern."""
+        return self.optimizer.replace(groups=(*self.optimizer.groups, *(one.group for one in self.anneal)))
+
     def decoder(self, vocab_size: int) -> DecoderConfig:
         """The decoder for a tokenizer with this many tokens.
 

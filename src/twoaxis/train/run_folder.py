@@ -1,12 +1,12 @@
 """The folder of a run: configuration, environment, data, metrics, checkpoints, result; more steps for one that has begun."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from twoaxis.core.errors import CheckpointError
+from twoaxis.core.errors import CheckpointError, ConfigError
 from twoaxis.core.files import locked_folder, replacing, try_lock
 from twoaxis.core.text import json_value, read_text
 from twoaxis.data import PreparedData, Tokenizer, load_tokenizer
@@ -22,6 +22,10 @@ NEEDED = {
     "tracking": ("run_id",),
 }
 """Required keys of JSON files without a schema, by dotted path."""
+
+REMEDY = "name a folder that `twoaxis train` has made"
+
+C = TypeVar("C")
 
 
 class RunFolder:
@@ -40,7 +44,7 @@ class RunFolder:
     @property
     def config(self) -> TrainConfig:
         """The recipe of the run."""
-        return TrainConfig.from_record(self.read("config"))
+        return self._parsed("config", TrainConfig.from_record)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -50,7 +54,7 @@ class RunFolder:
     @property
     def result(self) -> Result | None:
         """The result of a run that has finished or diverged."""
-        return Result.from_data(self.read("result")) if (self.path / "result.json").exists() else None
+        return self._parsed("result", Result.from_data) if (self.path / "result.json").exists() else None
 
     def check(self, config: TrainConfig) -> None:
         """Compares the recipe with that of the folder, if it has one.
@@ -60,7 +64,7 @@ class RunFolder:
         """
         if not (self.path / "config.json").exists():
             return
-        difference = first_difference(*_to_compare(self.config, config))
+        difference = other_recipe(self.config, config)
         if difference:
             key, there, here = difference
             raise CheckpointError(
@@ -94,15 +98,21 @@ class RunFolder:
         Raises:
             CheckpointError: it is missing or damaged.
         """
-        path, remedy = self.path / f"{name}.json", "name a folder that `twoaxis train` has made"
-        text = read_text(path, str(path), remedy, CheckpointError)
+        path = self.path / f"{name}.json"
+        text = read_text(path, str(path), REMEDY, CheckpointError)
         try:
             data = json_value(text)
             for keys in ("", *NEEDED.get(name, ())):
                 _check_has(data, keys)
         except ValueError as error:
-            raise CheckpointError(f"{path}: cannot be read ({error}); {remedy}") from None
+            raise CheckpointError(f"{path}: cannot be read ({error}); {REMEDY}") from None
         return data
+
+    def _parsed(self, name: str, parse: Callable[[Any], C]) -> C:
+        try:
+            return parse(self.read(name))
+        except ConfigError as error:
+            raise CheckpointError(f"{self.path / name}.json: cannot be read ({error}); {REMEDY}") from None
 
     def write(self, name: str, data: Any) -> None:
         """Writes `name.json` atomically."""
@@ -152,6 +162,11 @@ def first_difference(there: Any, here: Any, path: str = "") -> tuple[str, Any, A
         pairs = enumerate(zip(there, here, strict=True))
         return next((found for i, pair in pairs if (found := first_difference(*pair, f"{path}.{i}"))), None)
     return None if there == here else (path, there, here)
+
+
+def other_recipe(there: TrainConfig, here: TrainConfig) -> tuple[str, Any, Any] | None:
+    """The first difference of two recipes, as `first_difference`, without what may change when a run is resumed."""
+    return first_difference(*_to_compare(there, here))
 
 
 def _check_has(data: Any, path: str) -> None:

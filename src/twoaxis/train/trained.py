@@ -19,7 +19,7 @@ from twoaxis.train.metrics import Result
 from twoaxis.train.progress import Progress
 from twoaxis.train.recipe import DataConfig, TrainConfig, read_recipe
 from twoaxis.train.run_folder import RunFolder, json_bytes
-from twoaxis.train.training_state import model_tensors, restore_model
+from twoaxis.train.training_state import model_tensors, parameters_sha256, restore_model
 
 TOKENIZER_FILE = "tokenizer_file.json"
 """The `tokenizer.json` of a model from elsewhere, in its run folder."""
@@ -168,6 +168,7 @@ def save_trained(
             (folder / TOKENIZER_FILE).write_text(json.dumps(definition["tokenizer"]), encoding="utf-8")
         (folder / "tokenizer.json").write_bytes(json_bytes(definition))
         (folder / "config.json").write_bytes(json_bytes(config.to_data()))
+        (folder / "initial_parameters.json").write_bytes(json_bytes(parameters_sha256(model)))
         if write_more is not None:
             write_more(folder)
     return path

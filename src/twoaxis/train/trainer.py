@@ -12,7 +12,7 @@ from twoaxis.core.errors import DataError
 from twoaxis.core.files import remove_drafts
 from twoaxis.data import Batch, PackedSampler, PreparedData, prepare, validation_batches
 from twoaxis.train.checkpoint import BackgroundWriter, remove_old, set_aside_newer
-from twoaxis.train.environment import changed_environment, code_sha256, describe_environment, peak_bytes
+from twoaxis.train.environment import PeakMemory, changed_environment, code_sha256, describe_environment
 from twoaxis.train.metrics import MetricsLog, UnwrittenMetrics
 from twoaxis.train.optim import build_optimizer, group_table, parameter_groups
 from twoaxis.train.parallel.placement import placement_of
@@ -84,7 +84,7 @@ class Trainer:
         progress: progress callbacks.
         step: steps taken.
         tokens_per_step: tokens read in a step.
-        earlier_peak_bytes: the largest resident memory of the processes before this one.
+        earlier_peak: memory of the processes before this one.
         placement: what this process holds of model, batches and checkpoints.
 
     Raises:
@@ -104,8 +104,7 @@ class Trainer:
         torch.manual_seed(config.seed)
         self.model = self.placement.build(config, decoder, device)
         whole = self.placement.whole(self.model)
-        options = (*config.optimizer.groups, *(anneal.group for anneal in config.anneal))
-        groups = ranks.each(lambda: parameter_groups(whole, config.optimizer.replace(groups=options)))
+        groups = ranks.each(lambda: parameter_groups(whole, config.parameter_options))
         self.annealing = ranks.each(
             lambda: Annealing(self.model, config.anneal, [name for name, _ in whole.named_parameters()])
         )
@@ -115,7 +114,7 @@ class Trainer:
         self.optimizer = ranks.each(lambda: build_optimizer(local(groups, self.model), config.optimizer, wholes))
         self.token_loss = self.placement.losses(self.model, config)
         self.tokens_per_step = config.batch_size * config.data.seq_len
-        self.step = self.earlier_peak_bytes = 0
+        self.step, self.earlier_peak = 0, PeakMemory(0, 0)
         self._noted_empty = False
         ranks.first(lambda: self._describe(group_table(groups)))
         self._resume()
@@ -124,13 +123,13 @@ class Trainer:
         """Takes the next step at the full learning rate times the multiplier."""
         self.annealing.set(self.step)
         outcome = take_step(
+            self.placement,
             self.token_loss,
             self.optimizer,
             self.sampler.next(),
             rows=self.rows,
             multiplier=multiplier,
             clip_norm=self.config.optimizer.clip_norm,
-            placement=self.placement,
         )
         self.step += 1
         if not outcome.tokens and not self._noted_empty:
@@ -169,7 +168,7 @@ class Trainer:
             "sampler": self.sampler.state(),
             "random": random_state(),
             "best_validation_loss": min(losses, default=None),
-            "peak_memory_bytes": max(self.earlier_peak_bytes, peak_bytes()),
+            **self.peak._asdict(),
         }
         folder, keep = self.folder.checkpoints, self.config.keep_checkpoints
         background = self.config.parallel.saving == "background"
@@ -187,6 +186,11 @@ class Trainer:
     def abandon_saving(self) -> None:
         """Waits, not for ever, for a checkpoint that is being written when the run ends by an error."""
         self._writer.abandon(self.config.parallel.timeout_seconds)
+
+    @property
+    def peak(self) -> PeakMemory:
+        """The peak memory of this process and those before it."""
+        return PeakMemory(*map(max, self.earlier_peak, PeakMemory.now()))
 
     @property
     def saved_step(self) -> int:
@@ -233,7 +237,8 @@ class Trainer:
             if "sampler" in state:
                 ranks.each(lambda: self.sampler.restore(state["sampler"]))
                 restore_random_state(state["random"])
-                self.earlier_peak_bytes = state["peak_memory_bytes"]
+                # Older checkpoints do not count the memory of the GPU.
+                self.earlier_peak = PeakMemory(*(state.get(name, 0) for name in PeakMemory._fields))
         self._writer = BackgroundWriter(self.step)
         self.metrics = ranks.each(self._metrics)
         ranks.first(lambda: set_aside_newer(folder, self.step))
@@ -250,6 +255,10 @@ class Trainer:
         if read < wanted:
             has = f"the validation text has {read:,} tokens in whole windows"
             self.progress.note(f"validation_tokens={wanted:,}: {has}; all of them are read")
+        for one in self.config.anneal:
+            if (last := one.value(self.config.steps - 1)) != one.stop:
+                takes = f"takes {one.begin + one.steps + 1} steps to reach {one.stop:g}, and the run has {self.config.steps}"
+                self.progress.note(f"anneal pattern {one.pattern!r}: {takes}; the last value is {last:g}")
         environment = describe_environment(self.token_loss.device, self.token_loss.dtype, self.ranks.count)
         self.folder.write_once("env", environment)
         changes = changed_environment(self.folder.read("env"), environment)

@@ -29,14 +29,18 @@ CompanionKind = Literal[
 ]
 """Kinds of generated arms, each ruling out another explanation of a difference."""
 
+TOLERANCE = 0.02
+"""The largest relative difference of two costs that count as equal, unless a match says otherwise."""
+
 STEPS = "steps"
 """The key of a recipe that needs no search: it is the budget over the cost of a step."""
 
 
 class BudgetConfig(Config):
-    """The budget of a run of the control, in exactly one unit, rounded up to whole steps.
+    """The budget of a run of the control, in exactly one unit.
 
-    With steps or tokens, all arms take the same number of steps. With FLOPs or seconds, an expensive arm takes fewer.
+    With steps or tokens, all arms take the same number of steps, rounded up. With FLOPs or seconds, every arm takes the whole
+    number of steps that is nearest, an expensive one fewer.
 
     Args:
         steps: optimizer steps.
@@ -44,7 +48,7 @@ class BudgetConfig(Config):
         flops: of training, by the declared costs.
         seconds: of training steps, measured before the first run.
         ladder: further budgets of the control, as multiples of its own; each run has a whole schedule. At least two are
-            needed to compare arms with the control at equal FLOPs and seconds.
+            needed to compare arms with the control at a cost that the design does not make equal.
     """
 
     steps: int | None = Field(default=None, ge=1)
@@ -121,7 +125,7 @@ class MatchConfig(Config):
     to: str | None = None
     multiple_of: int = Field(default=1, ge=1)
     at_most: int | None = Field(default=None, ge=1)
-    tolerance: float = Field(default=0.02, gt=0)
+    tolerance: float = Field(default=TOLERANCE, gt=0)
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
@@ -165,8 +169,10 @@ class TuningConfig(Config):
     @model_validator(mode="after")
     def _equal_trials(self) -> Self:
         for name, grid in (("lr", self.lr), *self.arms.items()):
-            if len(grid) < 2 or len(set(grid)) < len(grid) or min(grid) <= 0:
-                raise ConfigError(problem(name, list(grid), "at least 2 different numbers above 0", "correct the grid"))
+            # Trials are named by six digits, and grids extended by rates of three.
+            if len(grid) < 2 or len({f"{lr:.3g}" for lr in grid}) < len(grid) or min(grid) <= 0:
+                allowed = "at least 2 numbers above 0 that differ in their first three digits"
+                raise ConfigError(problem(name, list(grid), allowed, "correct the grid"))
             if len(grid) != len(self.lr):
                 allowed = f"as long as lr, {len(self.lr)}, since every arm gets equally many trials"
                 raise ConfigError(problem(f"arms.{name}", list(grid), allowed, "add or drop learning rates"))

@@ -1,11 +1,12 @@
 """Plans a study: matches sizes and steps, generates companions, and times all arms together."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from twoaxis.study.design import ContrastConfig, StudyConfig
-from twoaxis.study.design.rules import STEPS, CompanionKind, CompanionMatch, MatchConfig
+from twoaxis.study.design.rules import STEPS, TOLERANCE, CompanionKind, CompanionMatch
 from twoaxis.study.planning.companions import Companion, applies, matched_companion, sizes_of, unmatched_companions
 from twoaxis.study.planning.equal_cost import (
+    THE_CONTROL,
     affordable_steps,
     cost_per_step,
     flops_per_step,
@@ -15,7 +16,7 @@ from twoaxis.study.planning.equal_cost import (
     with_steps,
 )
 from twoaxis.study.planning.study_plan import PlannedArm, PlannedContrast, StudyPlan
-from twoaxis.study.report_data import ChangeData, Role
+from twoaxis.study.report_data import UNITS, ChangeData, Role
 from twoaxis.study.timing import Timer
 from twoaxis.train.recipe import TrainConfig
 
@@ -41,9 +42,10 @@ def plan_study(study: StudyConfig, timer: Timer | None = None) -> StudyPlan:
         [117056, 117572]
     """
     recipes = {name: study.recipe(name, study.replicates[0]) for name in study.arms}
-    changes = _match(study, recipes, timer, by_steps=False)
-    _spend_budget(study, recipes, timer)
-    changes |= _match(study, recipes, timer, by_steps=True)
+    by_size = _match(study, recipes, timer, by_steps=False)
+    by_budget = _spend_budget(study, recipes, timer)
+    by_steps = _match(study, recipes, timer, by_steps=True)
+    changes = {name: (*by_size.get(name, ()), *by_steps.get(name, by_budget.get(name, ()))) for name in study.arms}
     companions = CompanionPlanner(study, recipes, timer)
     recipes |= companions.recipes
     for name, recipe in recipes.items():
@@ -56,7 +58,8 @@ def plan_study(study: StudyConfig, timer: Timer | None = None) -> StudyPlan:
     ]
     arms += _control_at_budget_multiples(study, next(arm for arm in arms if arm.role == "control"))
     arms += _trials(study, arms)
-    return StudyPlan(arms=tuple(arms), contrasts=tuple(companions.contrasts), notes=tuple(companions.notes), timing=timing)
+    plan = StudyPlan(arms=tuple(arms), contrasts=tuple(companions.contrasts), timing=timing)
+    return plan.replace(notes=(*companions.notes, *_without_verdict(study, plan)))
 
 
 Changes = dict[str, tuple[ChangeData, ...]]
@@ -73,22 +76,43 @@ def _match(study: StudyConfig, recipes: dict[str, TrainConfig], timer: Timer | N
     return changes
 
 
-def _spend_budget(study: StudyConfig, recipes: dict[str, TrainConfig], timer: Timer | None) -> None:
-    """Sets the steps of every arm from a budget in FLOPs or seconds."""
+def _spend_budget(study: StudyConfig, recipes: dict[str, TrainConfig], timer: Timer | None) -> Changes:
+    """Sets the steps of every arm from a budget in FLOPs or seconds; returns the changes that match the control."""
     budget = study.budget
     if budget.flops is None and budget.seconds is None:
-        return
+        return {}
     unit = "flops" if budget.flops is not None else "seconds"
     cost = cost_per_step(unit, timer, [recipes[study.control], *recipes.values()])
     for name, recipe in recipes.items():
         recipes[name] = with_steps(recipe, affordable_steps(budget.flops or budget.seconds or 0.0, cost(recipe)))
+    spent = {name: recipe.steps * cost(recipe) for name, recipe in recipes.items()}
+    wanted = spent.pop(study.control)
+    return {
+        name: (ChangeData(path=STEPS, before=None, after=recipes[name].steps, of=unit, to=THE_CONTROL, wanted=wanted, got=got),)
+        for name, got in spent.items()
+        if abs(got / wanted - 1) <= TOLERANCE
+    }
+
+
+def _without_verdict(study: StudyConfig, plan: StudyPlan) -> Iterator[str]:
+    """The treatments that the design leaves without a verdict, one line each."""
+    charge, control = study.decision.charge, plan.control
+    if charge == "tokens" or study.budget.ladder or (charge == "seconds" and plan.timing is None):
+        return
+    for arm in plan.of_role("treatment"):
+        ratio = plan.cost_ratio(arm, charge)
+        if ratio is not None and not plan.is_matched(arm, charge):
+            yield (
+                f"{arm.name}: no verdict at equal {UNITS[charge]}: it takes {ratio:.3f} times those of {control.name}, whose "
+                "loss is measured at one budget only; match it to the control, or give budget.ladder"
+            )
 
 
 class CompanionPlanner:
     """Plans the companions of all arms; an equal arm is not generated twice."""
 
     def __init__(self, study: StudyConfig, recipes: Mapping[str, TrainConfig], timer: Timer | None) -> None:
-        self.known, self.timer = dict(recipes), timer
+        self.known, self.timer, self.control = dict(recipes), timer, study.control
         self.recipes: dict[str, TrainConfig] = {}
         self.why: dict[str, str] = {}
         self.changes: Changes = {}
@@ -126,7 +150,8 @@ class CompanionPlanner:
     def _add(self, arm: str, stem: str, companion: Companion, changes: tuple[ChangeData, ...]) -> None:
         same = next((name for name, recipe in {**self.known, **self.recipes}.items() if recipe == companion.recipe), None)
         name = same or companion.name(stem)
-        if name == arm:
+        # These comparisons are made already, and would count twice in the family.
+        if name in (arm, self.control) or any((name, arm) == (one.arm, one.against) for one in self.contrasts):
             return
         self.contrasts.append(PlannedContrast(arm=arm, against=name, matched=companion.matched, why=companion.why))
         if same is None:
@@ -136,8 +161,7 @@ class CompanionPlanner:
 def _planned_contrast(contrast: ContrastConfig, recipes: Mapping[str, TrainConfig]) -> PlannedContrast:
     """A contrast of the design; matched by FLOPs where both runs take as many within the tolerance."""
     spent = [recipes[name].steps * flops_per_step(recipes[name]) for name in (contrast.arm, contrast.against)]
-    tolerance = MatchConfig(on="flops").tolerance
-    matched = "flops" if abs(spent[0] / spent[1] - 1) <= tolerance else ""
+    matched = "flops" if abs(spent[0] / spent[1] - 1) <= TOLERANCE else ""
     return PlannedContrast(arm=contrast.arm, against=contrast.against, matched=matched, why=contrast.why)
 
 

@@ -106,6 +106,9 @@ def _key(recipe: TrainConfig) -> str:
     return json.dumps({k: v for k, v in recipe.to_data().items() if k not in ("steps", "seed")}, sort_keys=True)
 
 
+THE_CONTROL = "the control"
+"""In a change: the control is the matched arm."""
+
 LARGEST_MULTIPLE = 4
 """The largest value tried, as a multiple of the present one."""
 
@@ -186,7 +189,7 @@ def _changes(
             before=None if path == STEPS else _value(data, path),
             after=value,
             of=match.on,
-            to=match.to or "the control",
+            to=match.to or THE_CONTROL,
             wanted=wanted,
             got=got,
         )

@@ -3,11 +3,14 @@
 from typing import Any, Literal
 
 from twoaxis.core.config import Config
-from twoaxis.study.design.rules import CompanionMatch
-from twoaxis.study.planning.equal_cost import tokens_per_step, with_steps
-from twoaxis.study.report_data import ChangeData, Role
+from twoaxis.study.design.rules import TOLERANCE, CompanionMatch
+from twoaxis.study.planning.equal_cost import THE_CONTROL, tokens_per_step, with_steps
+from twoaxis.study.report_data import ChangeData, Charge, Role
 from twoaxis.study.timing import Timing
 from twoaxis.train.recipe import TrainConfig
+
+EQUAL = 1e-9
+"""Costs that differ by less than this fraction are equal."""
 
 
 class PlannedArm(Config):
@@ -135,6 +138,23 @@ class StudyPlan(Config):
         if self.timing is None:
             return None
         return sum(len(arm.seeds) * (self.seconds_of(arm) or 0.0) for arm in self.arms)
+
+    def cost_of(self, arm: PlannedArm, charge: Charge) -> float | None:
+        """The cost of one run of an arm; None for seconds that were not measured."""
+        return {"tokens": float(arm.tokens), "flops": arm.flops, "seconds": self.seconds_of(arm)}[charge]
+
+    def cost_ratio(self, arm: PlannedArm, charge: Charge) -> float | None:
+        """The cost of one run of an arm over that of the control; None for seconds that were not measured."""
+        cost, budget = self.cost_of(arm, charge), self.cost_of(self.control, charge)
+        return cost / budget if cost is not None and budget else None
+
+    def is_matched(self, arm: PlannedArm, charge: Charge) -> bool:
+        """Whether an arm costs as much as the control: exactly, or by design and, for seconds, by their later measurement."""
+        ratio = self.cost_ratio(arm, charge)
+        by_design = [
+            one.got / one.wanted for one in arm.changes if one.of == charge and one.to in (THE_CONTROL, self.control.name)
+        ]
+        return ratio is not None and (abs(ratio - 1) < EQUAL or any(abs(ratio / one - 1) <= TOLERANCE for one in by_design))
 
     def seconds_of(self, arm: PlannedArm) -> float | None:
         """Seconds of the steps of one run of an arm; None without a timing."""

@@ -106,23 +106,30 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 def write_report_files(data: ReportData, folder: Path | str) -> tuple[Path, ...]:
     """Writes the page, schema, figures (SVG, PNG) and tables (CSV) of a report, each file whole or not at all.
 
+    Figures and tables of an earlier report that this one lacks are removed.
+
     Raises:
         DataError: the folder cannot be written.
     """
     # Only figures need the plotting library, and the page imports tables from this package.
-    from twoaxis.study.figures import study_figures
+    from twoaxis.study.figures import NAMES, study_figures
     from twoaxis.study.page import render_page
 
-    figures = study_figures(data)
+    figures, tables = study_figures(data), csv_tables(data)
     schema = {"$schema": DIALECT, **ReportData.model_json_schema()}
     contents = {
         "report.html": render_page(data, figures).encode(),
         "report.schema.json": json.dumps(schema, indent=1).encode(),
         **{f"figures/{figure.name}.svg": figure.svg().encode() for figure in figures},
         **{f"figures/{figure.name}.png": figure.png() for figure in figures},
-        **{f"tables/{name}.csv": text.encode() for name, text in csv_tables(data).items()},
+        **{f"tables/{name}.csv": text.encode() for name, text in tables.items() if text},
     }
     for name, content in contents.items():
         with replacing(Path(folder) / name) as file:
             file.write(content)
+    drawn = (f"figures/{name}.{kind}" for name in NAMES for kind in ("svg", "png"))
+    possible = (*drawn, *(f"tables/{name}.csv" for name in tables))
+    for path in (path for pattern in possible for path in Path(folder).glob(pattern)):
+        if path.relative_to(folder).as_posix() not in contents:
+            path.unlink(missing_ok=True)
     return tuple(Path(folder) / name for name in contents)

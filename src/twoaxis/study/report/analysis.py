@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from twoaxis.core.errors import DataError
 from twoaxis.core.parameters import declarations
 from twoaxis.model import Decoder
 from twoaxis.study.design import StudyConfig
@@ -58,13 +59,18 @@ def analyse(
     """
     first, (agree, words) = plan.timing, timing_words(plan.timing, timing_after, plan.control.name)
     plan = plan.replace(timing=pooled(first, timing_after)) if first and timing_after else plan
-    pairs, rates = verify_pairs(plan, records), dict(learning_rates or {})
+    pairs, rates = verify_pairs(plan, records, learning_rates or {}), dict(learning_rates or {})
     losses = {arm.name: _losses(arm, records) for arm in plan.arms}
-    gate = _gate(plan, records, losses, baselines)
+    size = _vocab_size(plan, records)
+    gate = _gate(plan, records, losses, baselines, rates, size)
     obstacles = _obstacles(plan, records, pairs, gate, "" if agree else words)
-    curves: dict[Charge, ControlCosts] = {charge: control_costs(plan, losses, charge) for charge in UNITS}
+    unpaired = {pair.key for pair in pairs if pair.problems}
+    paired = {arm: {seed: loss for seed, loss in own.items() if (arm, seed) not in unpaired} for arm, own in losses.items()}
+    curves: dict[Charge, ControlCosts] = {charge: control_costs(plan, paired, charge) for charge in UNITS}
     found = decide(plan, losses, obstacles, curves, study.decision)
-    arms = {arm.name: _arm(plan, arm, records, losses, rates) for arm in plan.of_role("control", "treatment", "companion")}
+    arms = {
+        arm.name: _arm(plan, arm, records, losses, rates, size) for arm in plan.of_role("control", "treatment", "companion")
+    }
     for arm in plan.of_role("treatment", "companion"):
         arms[arm.name] = _with_verdict(study, plan, arms[arm.name], arm, found, obstacles, losses, curves)
     arms = _with_fronts({name: arm.replace(audit=(audits or {}).get(name)) for name, arm in arms.items()})
@@ -103,14 +109,26 @@ def _complete(plan: StudyPlan, records: Records, pairs: list[Pair]) -> bool:
     return all(record.status == "finished" for record in runs) and not any(pair.problems for pair in pairs)
 
 
-def _gate(plan: StudyPlan, records: Records, losses: Losses, baselines: Baselines) -> GateData:
+def _vocab_size(plan: StudyPlan, records: Records) -> int:
+    """That of all arms, as runs have recorded it where text or tokenizer are gone."""
+    try:
+        return vocab_size(plan.control.train_config(plan.control.seeds[0]))
+    except DataError:
+        recorded = [record.data["tokenizer"]["vocab_size"] for record in records.values() if record.data]
+        if not recorded:
+            raise
+        return recorded[0]
+
+
+def _gate(
+    plan: StudyPlan, records: Records, losses: Losses, baselines: Baselines, rates: Mapping[str, float], size: int
+) -> GateData:
     control, seeds = plan.control, plan.control.seeds
-    recipe = control.train_config(seeds[0])
-    size = vocab_size(recipe)
+    recipe = control.train_config(seeds[0], rates.get(control.tuned_as))
     equal = [
         arm.name
         for arm in plan.of_role("treatment", "companion")
-        if equals_at_start(arm.train_config(seeds[0]).decoder(size), recipe.decoder(size))
+        if arm.steps >= control.steps and equals_at_start(arm.train_config(seeds[0]).decoder(size), recipe.decoder(size))
     ]
     results = {seed: _result(records, control.name, seed) for seed in seeds}
     accuracies = {
@@ -141,7 +159,7 @@ def _losses(arm: PlannedArm, records: Records) -> dict[int, float]:
     return {seed: loss for seed, loss in found.items() if loss is not None}
 
 
-def _arm(plan: StudyPlan, arm: PlannedArm, records: Records, losses: Losses, rates: Mapping[str, float]) -> ArmData:
+def _arm(plan: StudyPlan, arm: PlannedArm, records: Records, losses: Losses, rates: Mapping[str, float], size: int) -> ArmData:
     pairs = [(_result(records, arm.name, seed), _result(records, plan.control.name, seed)) for seed in arm.seeds]
     own = [result for result, _ in pairs if result is not None]
     accuracies = {str(seed): r.validation_accuracy for seed, (r, _) in zip(arm.seeds, pairs, strict=True) if r is not None}
@@ -161,7 +179,7 @@ def _arm(plan: StudyPlan, arm: PlannedArm, records: Records, losses: Losses, rat
         steps=arm.steps,
         tokens=arm.tokens,
         lr=arm.train_config(arm.seeds[0], lr).optimizer.lr,
-        rates=rates_of(arm.train_config(arm.seeds[0], lr)),
+        rates=rates_of(arm.train_config(arm.seeds[0], lr), size),
         parameters=arm.parameters,
         training_flops_per_token=arm.training_flops_per_token,
         training_flops=arm.flops,
@@ -346,20 +364,20 @@ def _median(values: list[float] | list[float | None]) -> float | None:
     return statistics.median(known) if known else None
 
 
-def rates_of(recipe: TrainConfig) -> tuple[RatesData, ...]:
+def rates_of(recipe: TrainConfig, vocab_size: int) -> tuple[RatesData, ...]:
     """The optimizer settings of the parameters of a recipe, by group and declared kind.
 
     Example:
         >>> recipe = TrainConfig(model={"d_model": 8, "n_layers": 1, "depth": "residual_scalars",
         ...                             "blocks": [[{"kind": "attention", "n_heads": 1}, "swiglu"]]})
-        >>> {one.what: (one.lr, one.weight_decay) for one in rates_of(recipe)}["mixing"]
+        >>> {one.what: (one.lr, one.weight_decay) for one in rates_of(recipe, 256)}["mixing"]
         (0.001, 0.0)
     """
     with torch.device("meta"):
-        model = Decoder(recipe.decoder(vocab_size(recipe)))
+        model = Decoder(recipe.decoder(vocab_size))
     tags = {name: declaration.tag for name, _, declaration in declarations(model)}
     found = []
-    for group in parameter_groups(model, recipe.optimizer):
+    for group in parameter_groups(model, recipe.parameter_options):
         for tag in group.tags:
             own = [parameter for name, parameter in group.parameters.items() if tags[name] == tag]
             found.append(

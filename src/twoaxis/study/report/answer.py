@@ -100,8 +100,12 @@ def _by_arms(report: ReportData, arms: Mapping[str, ArmData]) -> str:
         if len(found) == 1 and not without:
             ((name, one),) = found.items()
             return f"{_capital(equal)}, {name} against {report.control} is undecided ({_effect(one)} nats, {n} replicates)."
+        if not by["undecided"]:
+            decided = sum(one.comparison is not None and bool(one.comparison.verdict) for one in report.contrasts)
+            against = f"No verdict on any arm against {report.control}"
+            return f"{against}; {decided} of {len(report.contrasts)} contrasts between arms have one."
         rest = f"; {len(without)} without verdict" if without else ""
-        undecided = f"all {len(by['undecided'])}" if len(by["undecided"]) > 1 else "it"
+        undecided = f"all {len(by['undecided'])}" if len(by["undecided"]) > 1 else by["undecided"][0]
         return (
             f"{_capital(equal)}, no arm differs detectably from {report.control}: {undecided} undecided with "
             f"{words.replicates(n)}{rest}."

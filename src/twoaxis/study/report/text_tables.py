@@ -261,7 +261,7 @@ SPEEDUP = ("arm", "by", "speedup", "ci95_low", "ci95_high", "bootstrap95_low", "
 
 
 def csv_tables(data: ReportData) -> dict[str, str]:
-    """CSV text by name; a table without rows is left out."""
+    """CSV text by name; "" for a table without rows."""
     arms = data.arms.items()
     tuning, rounds = data.tuning, data.timing.seconds if data.timing else {}
     made: dict[str, tuple[Sequence[str], list[Sequence[Any]]]] = {
@@ -309,7 +309,7 @@ def csv_tables(data: ReportData) -> dict[str, str]:
         ),
         "runs": (RUNS, [_fields(run, RUNS) for run in data.runs]),
     }
-    return {name: _csv(columns, rows) for name, (columns, rows) in made.items() if rows}
+    return {name: _csv(columns, rows) if rows else "" for name, (columns, rows) in made.items()}
 
 
 def _fields(one: Any, names: Sequence[str]) -> tuple[Any, ...]:

@@ -20,7 +20,7 @@ from twoaxis.study.running.baselines import Baselines, SeedBaselines, measure_ba
 from twoaxis.study.running.study_folder import RunKey, RunRecord
 from twoaxis.study.statistics import comparison_data
 from twoaxis.train.recipe import TrainConfig
-from twoaxis.train.run_folder import first_difference
+from twoaxis.train.run_folder import first_difference, other_recipe
 
 UNTRAINED_CONTROL = "the control was not trained"
 """Reason for no verdict on any arm."""
@@ -137,7 +137,7 @@ def obstacle(gate: GateData, arm: str) -> str:
 def untrained_arms(
     losses: Mapping[str, Mapping[int, float]], control: str, seeds: Sequence[int], equal: Sequence[str]
 ) -> dict[str, list[float]]:
-    """Finds the arms of `equal`, which equal the control at step 0, that end worse in every replicate.
+    """Finds the arms of `equal`, which equal the control at step 0 and take as many steps, that end worse in every replicate.
 
     Returns:
         Their paired differences.
@@ -221,7 +221,14 @@ def _gate(report: ReportData, recipes: Mapping[int, TrainConfig], baselines: Bas
     losses = {name: {int(seed): loss for seed, loss in arm.losses.items()} for name, arm in report.arms.items()}
     seeds = sorted(losses[report.control])
     models = {run.arm: run.recipe["model"] for run in report.runs if run.recipe}
-    equal = [name for name in models if name in losses and name != report.control and _equal(models, name, report.control)]
+    equal = [
+        name
+        for name in models
+        if name in losses
+        and name != report.control
+        and report.arms[name].steps >= control.steps
+        and _equal(models, name, report.control)
+    ]
     untrained = untrained_arms(losses, report.control, seeds, equal)
     accuracies = {int(seed): accuracy for seed, accuracy in control.accuracies.items()}
     first = recipes[min(recipes)] if recipes else TrainConfig.from_record(report.runs[0].recipe)
@@ -292,22 +299,28 @@ class Pair:
     problems: tuple[str, ...]
 
 
-def verify_pairs(plan: StudyPlan, records: Mapping[RunKey, RunRecord]) -> list[Pair]:
-    """Verifies every finished run against the finished control of its seed; trials are no pairs."""
+def verify_pairs(plan: StudyPlan, records: Mapping[RunKey, RunRecord], learning_rates: Mapping[str, float]) -> list[Pair]:
+    """Verifies every finished run against the finished control of its seed, and both against the plan; trials are no pairs."""
     found = []
     for arm in plan.of_role("treatment", "companion", "rung"):
         for seed in arm.seeds:
             run, control = records[RunKey(arm.name, seed)], records[RunKey(plan.control.name, seed)]
             if run.status == control.status == "finished":
-                found.append(_verify(run, control))
+                planned = [one.train_config(seed, learning_rates.get(one.tuned_as)) for one in (arm, plan.control)]
+                found.append(_verify(run, control, *planned))
     return found
 
 
-def _verify(run: RunRecord, control: RunRecord) -> Pair:
+def _verify(run: RunRecord, control: RunRecord, planned: TrainConfig, planned_control: TrainConfig) -> Pair:
     problems = []
     if not all((record.data and record.parameters and record.recipe) for record in (run, control)):
         problems.append("the run or its control recorded no recipe, no data or no initial values")
         return Pair(run.key, 0, 0, tuple(problems))
+    for whose, record, plan in (("", run, planned), ("the control has ", control, planned_control)):
+        if difference := other_recipe(TrainConfig.from_record(record.recipe), plan):
+            problems.append(
+                f"{whose}another recipe than the plan's: {difference[0]} is {difference[1]!r}, not {difference[2]!r}"
+            )
     if difference := first_difference(control.data, run.data):
         problems.append(f"other tokens than the control's: {difference[0]} differs")
     for key in ORDER_OF_DATA:

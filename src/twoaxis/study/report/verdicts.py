@@ -1,5 +1,6 @@
 """Sentences on the results of a study, for a reader who has not seen the design."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 from twoaxis.display import numbers as words
@@ -26,9 +27,9 @@ def decision_rule(study: StudyConfig, plan: StudyPlan) -> str:
         f"The intervals drawn are simultaneous: Bonferroni's at {level} over the family, ended at zero where Holm decides and "
         f"Bonferroni would not, so that they agree with every verdict. A difference of {rule.smallest_effect:g} nats per token "
         "is the smallest that matters. No verdict is given when the control does not beat a count bigram (a synthetic task: "
-        "chance and majority) in every replicate, nor on an arm that equals the control at step 0 and ends worse in every "
-        "replicate, nor at equal seconds unless the timings before and after the runs agree. Arms, number of replicates, "
-        "budget and rule were fixed before the first run."
+        "chance and majority) in every replicate, nor on an arm that equals the control at step 0, takes as many steps, and "
+        "ends worse in every replicate, nor at equal seconds unless the timings before and after the runs agree. Arms, number "
+        "of replicates, budget and rule were fixed before the first run."
     )
 
 
@@ -135,7 +136,7 @@ def limits(study: StudyConfig, plan: StudyPlan, records: Sequence[RunRecord]) ->
         f"on the corpus '{corpus}'. Rankings at this scale need not hold at another.",
         f"Seeds: {words.replicates(len(study.replicates))} per arm. The interval covers other seeds of the same recipe, not "
         "other recipes, corpora or sizes.",
-        _learning_rates(study, recipe.optimizer.lr, schedule),
+        _learning_rates(plan, recipe.optimizer.lr, schedule),
         f"Validation on at most {words.count(recipe.validation_tokens)} tokens, the same for every run; how the loss would "
         "differ on other text is not in the interval.",
         "Seconds and memory are those of this machine, these versions and this implementation; a faster kernel moves an arm.",
@@ -145,15 +146,19 @@ def limits(study: StudyConfig, plan: StudyPlan, records: Sequence[RunRecord]) ->
             "Equal FLOPs and seconds: the control's loss at another cost is read off a curve through its own runs at "
             f"{len(study.budget.ladder) + 1} budgets, and never outside them."
         )
+    elif any(change.of in ("flops", "seconds") for arm in plan.of_role("treatment") for change in arm.changes):
+        found.append(
+            "The control was run at one budget, so arms are compared with it only at costs that the design makes equal."
+        )
     else:
         found.append("Equal tokens, not equal compute: the control was run at one budget, so other charges are not available.")
     different = _different_environments(records)
     return [*found, different] if different else found
 
 
-def _learning_rates(study: StudyConfig, lr: float, schedule: str) -> str:
-    if study.tuning is not None:
-        n = len(study.tuning.lr)
+def _learning_rates(plan: StudyPlan, lr: float, schedule: str) -> str:
+    if trials := Counter(arm.tuned_as for arm in plan.of_role("trial")):
+        n = " to ".join(map(str, sorted({min(trials.values()), max(trials.values())})))
         return (
             f"Recipe: the learning rate of each arm is the best of {n}, by one trial each with another seed; a finer grid or "
             f"other parts of the recipe (schedule '{schedule}') might move an arm."

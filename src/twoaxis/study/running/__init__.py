@@ -80,6 +80,8 @@ def run_study(
                 study_folder.keep_command(command_line)
             if not study_folder.has_plan:
                 study_folder.keep_plan(measured_plan(study, study_folder.path, progress, timer))
+                for note in study_folder.plan.notes:
+                    progress.note(note)
             plan = study_folder.plan
             _Session(plan, study_folder, progress, engine, command).run()
             measure_again(study_folder, timer or _process_timer(study_folder.path, progress))
@@ -296,7 +298,7 @@ def best_rate(losses: Mapping[float, float | None]) -> float | None:
 
 
 def next_rate(losses: Mapping[float, float | None]) -> float | None:
-    """Returns the rate that extends a grid at the end where the best one lies; None when that is inside.
+    """Returns the rate that extends a grid at the end where the best one lies; None when that is inside, or rounds to it.
 
     A diverged rate counts as worse than any other.
 
@@ -308,7 +310,8 @@ def next_rate(losses: Mapping[float, float | None]) -> float | None:
     if best is None or len(rates) < 2 or best not in (rates[0], rates[-1]):
         return None
     step = rates[-1] / rates[-2] if best == rates[-1] else rates[0] / rates[1]
-    return float(f"{best * step:.3g}")
+    wider = float(f"{best * step:.3g}")
+    return None if wider in losses else wider
 
 
 def trial_losses(plan: StudyPlan, trials: Iterable[RunRecord]) -> dict[str, dict[float, float | None]]:

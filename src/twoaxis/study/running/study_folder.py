@@ -245,7 +245,8 @@ class StudyFolder:
             status, message = self._status(key, result)
             files = {name: run.read(name) for name in ("initial_parameters", "config", "data", "env") if _has(run, name)}
             losses = [(record.step, record.validation_loss) for record in read_metrics(run.metrics)]
-            config = TrainConfig.from_record(files["config"]) if losses else None
+            config = run.config if losses else None
+            reused_from = run.read("reused")["from"] if _has(run, "reused") else ""
         except CheckpointError as error:
             raise StudyError(f"{key}: {error}") from None
         return RunRecord(
@@ -258,7 +259,7 @@ class StudyFolder:
             files.get("config", {}) if config is None else config.to_data(),
             files.get("data", {}),
             files.get("env", {}),
-            run.read("reused")["from"] if _has(run, "reused") else "",
+            reused_from,
         )
 
     def _status(self, key: RunKey, result: Result | None) -> tuple[RunStatus, str]:

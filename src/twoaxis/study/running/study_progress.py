@@ -1,16 +1,12 @@
 """Progress of a running study: the current run, its rate, and the time left for all runs."""
 
 import contextlib
-import sys
 import time
 from pathlib import Path
 from typing import IO
 
 from twoaxis.study.running.study_folder import RunKey
-from twoaxis.train.progress import duration
-
-LINE_SECONDS = 30.0
-"""Seconds between plain lines."""
+from twoaxis.train.progress import LINE_SECONDS, PlainLines, duration, is_terminal
 
 
 class StudyProgress:
@@ -85,13 +81,11 @@ class Forecast:
         return f"{rate:,.0f} tokens/s  about {duration(left * seconds / taken)} left for the study"
 
 
-class PlainStudyProgress(StudyProgress):
+class PlainStudyProgress(PlainLines, StudyProgress):
     """Writes lines to a stream (standard error by default): at the start and end of runs, and every few seconds."""
 
     def __init__(self, stream: IO[str] | None = None, every_seconds: float = LINE_SECONDS) -> None:
-        self._stream = stream or sys.stderr
-        self._every = every_seconds
-        self._next = time.monotonic() + every_seconds
+        super().__init__(stream, every_seconds)
         self._forecast = Forecast(0, 0, 1, 0, 1)
 
     def start(self, total_runs: int, finished_runs: int, total_steps: int, finished_steps: int, tokens_per_step: int) -> None:
@@ -104,11 +98,6 @@ class PlainStudyProgress(StudyProgress):
         self._forecast.total += runs
         self._forecast.total_steps += steps
 
-    def preparing(self, stage: str, done: int, total: int) -> None:
-        """Writes the progress of the preparation."""
-        if self._due():
-            self.note(f"{stage}: {done / max(total, 1):.0%}")
-
     def begin(self, key: RunKey, steps: int, step: int) -> None:
         """Writes the name of the run."""
         self._forecast.begin(key, steps, step)
@@ -117,17 +106,13 @@ class PlainStudyProgress(StudyProgress):
     def step(self, key: RunKey, step: int) -> None:
         """Writes the step when a line is due."""
         self._forecast.step(key, step)
-        if self._due():
+        if self.is_due():
             self.note(f"{self._running()}  {self._forecast.words()}")
 
     def end(self, key: RunKey, words: str) -> None:
         """Writes the outcome of the run."""
         self._forecast.end(key)
         self.note(f"{self._forecast.finished} of {self._forecast.total} runs: {key}: {words}")
-
-    def note(self, text: str) -> None:
-        """Writes the text."""
-        print(text, file=self._stream, flush=True)
 
     def _number(self) -> str:
         forecast = self._forecast
@@ -136,12 +121,6 @@ class PlainStudyProgress(StudyProgress):
     def _running(self) -> str:
         running = self._forecast.running.items()
         return ", ".join(f"{key}: step {now} of {steps}" for key, (steps, _, now) in running)
-
-    def _due(self) -> bool:
-        now = time.monotonic()
-        due = now >= self._next
-        self._next = now + self._every if due else self._next
-        return due
 
 
 class RichStudyProgress(PlainStudyProgress):
@@ -212,4 +191,4 @@ class LineCount:
 
 def console_study_progress() -> StudyProgress:
     """Returns a bar when standard error is a terminal, else plain lines."""
-    return RichStudyProgress() if sys.stderr.isatty() else PlainStudyProgress()
+    return RichStudyProgress() if is_terminal() else PlainStudyProgress()

@@ -11,23 +11,21 @@ from twoaxis.core.errors import StudyError
 from twoaxis.display import numbers as words
 from twoaxis.statistics import Comparison, SharedError, compare
 from twoaxis.study.design.rules import DecisionConfig
-from twoaxis.study.planning.study_plan import PlannedArm, StudyPlan
+from twoaxis.study.planning.study_plan import EQUAL, PlannedArm, StudyPlan
 from twoaxis.study.report_data import UNITS, Charge, ComparisonData, CurveData, EqualCostData, PointData
-from twoaxis.study.statistics.control_curve import ControlCurve, OutOfRange, differences_at_equal_cost, fit_control_curve
-
-EQUAL = 1e-9
-"""Costs that differ by less than this fraction count as equal, so that losses are compared directly."""
+from twoaxis.study.statistics.control_curve import (
+    ControlCurve,
+    EqualCostDifferences,
+    OutOfRange,
+    differences_at_equal_cost,
+    fit_control_curve,
+)
 
 LINE_POINTS = 40
 """Points of the fitted curve in the report, for drawing."""
 
 Losses = Mapping[str, Mapping[int, float]]
 """Validation losses of finished runs, by arm and seed."""
-
-
-def cost_of(plan: StudyPlan, arm: PlannedArm, charge: Charge) -> float | None:
-    """The cost of one run of an arm; None for seconds that were not measured."""
-    return {"tokens": float(arm.tokens), "flops": arm.flops, "seconds": plan.seconds_of(arm)}[charge]
 
 
 @dataclass(frozen=True)
@@ -74,13 +72,13 @@ class ControlCosts:
 
 def control_costs(plan: StudyPlan, losses: Losses, charge: Charge) -> ControlCosts:
     """Fits the loss of the control over its cost, where the design has several budgets."""
-    budget = cost_of(plan, plan.control, charge)
+    budget = plan.cost_of(plan.control, charge)
     budgets = (plan.control, *plan.of_role("rung"))
     if budget is None:
         return ControlCosts(charge, None, why="seconds were not measured")
     points: dict[int, dict[float, float]] = {}
     for arm in budgets:
-        cost = cost_of(plan, arm, charge)
+        cost = plan.cost_of(arm, charge)
         for seed, loss in losses.get(arm.name, {}).items():
             if cost is not None:
                 points.setdefault(seed, {})[cost] = loss
@@ -89,7 +87,7 @@ def control_costs(plan: StudyPlan, losses: Losses, charge: Charge) -> ControlCos
         return ControlCosts(charge, budget, why=why, points=points)
     missing = sum(len(arm.seeds) - len(losses.get(arm.name, {})) for arm in budgets)
     if missing:
-        why = f"{missing} runs of the control at its budgets have not finished"
+        why = f"{missing} runs of the control at its budgets have not finished, or are no pairs"
         return ControlCosts(charge, budget, why=why, points=points)
     try:
         return ControlCosts(charge, budget, fit_control_curve(points, budget), points=points)
@@ -118,11 +116,11 @@ def inputs_at_equal_cost(
     """Prepares the comparison of arms with the control at equal cost; `reasons` say why an arm cannot be compared, or ""."""
     inputs = InputsAtEqualCost({}, {}, {})
     for arm in arms:
-        cost = cost_of(plan, arm, control.charge)
-        ratio = cost / control.budget if cost is not None and control.budget else None
+        cost = plan.cost_of(arm, control.charge)
+        ratio = plan.cost_ratio(arm, control.charge)
         why, values, error = reasons[arm.name], {}, None
         if not why:
-            why, values, error = _differences(losses[arm.name], losses[plan.control.name], cost, ratio, control)
+            why, values, error = _differences(plan, arm, losses, control)
             if error is not None and control.charge == "seconds" and control.curve is not None and cost is not None:
                 error = _with_timing_error(plan, arm, control.curve, cost, error)
         inputs.found[arm.name] = EqualCostData(cost=cost, cost_ratio=ratio, unavailable=why)
@@ -134,23 +132,29 @@ def inputs_at_equal_cost(
 
 
 def _differences(
-    arm: Mapping[int, float], other: Mapping[int, float], cost: float | None, ratio: float | None, control: ControlCosts
+    plan: StudyPlan, arm: PlannedArm, losses: Losses, control: ControlCosts
 ) -> tuple[str, dict[int, float], SharedError | None]:
+    own, other = losses[arm.name], losses[plan.control.name]
+    cost, ratio = plan.cost_of(arm, control.charge), plan.cost_ratio(arm, control.charge)
     if cost is None or ratio is None:
         return "seconds were not measured", {}, None
+    direct = {seed: loss - other[seed] for seed, loss in own.items()}
     if abs(ratio - 1) < EQUAL:
-        return "", {seed: loss - other[seed] for seed, loss in arm.items()}, None
-    if control.curve is None:
-        return control.why, {}, None
-    found = differences_at_equal_cost(control.curve, arm, other, cost)
-    if isinstance(found, OutOfRange):
-        return (
-            f"takes {words.ratio(ratio)} the {UNITS[control.charge]} of the control, {multiple_text(found)}, outside the "
-            "budgets that the control was run at; nothing is extrapolated",
-            {},
-            None,
-        )
-    return "", found.differences, found.shared
+        return "", direct, None
+    found = control.why if control.curve is None else differences_at_equal_cost(control.curve, own, other, cost)
+    if isinstance(found, EqualCostDifferences):
+        return "", found.differences, found.shared
+    if plan.is_matched(arm, control.charge):
+        # As equal as whole steps and sizes allow.
+        return "", direct, None
+    if isinstance(found, str):
+        return found, {}, None
+    return (
+        f"takes {words.ratio(ratio)} the {UNITS[control.charge]} of the control, {multiple_text(found)}, outside the "
+        "budgets that the control was run at; nothing is extrapolated",
+        {},
+        None,
+    )
 
 
 def _with_timing_error(plan: StudyPlan, arm: PlannedArm, curve: ControlCurve, cost: float, error: SharedError) -> SharedError:

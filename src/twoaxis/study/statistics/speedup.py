@@ -12,7 +12,7 @@ from twoaxis.core.errors import StudyError, problem
 from twoaxis.statistics import RESAMPLES, PairedTest, expanded_percentiles, half_width, paired_test, resampling_weights
 from twoaxis.study.planning.study_plan import PlannedArm, StudyPlan
 from twoaxis.study.report_data import UNITS, SpeedupData
-from twoaxis.study.statistics import ControlCosts, Losses, cost_of, multiple_text
+from twoaxis.study.statistics import ControlCosts, Losses, multiple_text
 from twoaxis.study.statistics.control_curve import ControlCurve, OutOfRange, refits
 
 # Grid of costs over the measured range on which the ends of an interval are bracketed.
@@ -24,7 +24,7 @@ def speedup(plan: StudyPlan, arm: PlannedArm, losses: Losses, control: ControlCo
 
     By seconds, either end of the interval is extended by two standard errors of the arm's seconds.
     """
-    cost, curve = cost_of(plan, arm, control.charge), control.curve
+    cost, curve = plan.cost_of(arm, control.charge), control.curve
     if curve is None or cost is None:
         return None
     differences = {seed: loss - losses[plan.control.name][seed] for seed, loss in losses[arm.name].items()}

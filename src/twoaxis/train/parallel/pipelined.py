@@ -9,12 +9,12 @@ from torch import Tensor, nn
 
 from twoaxis.data import Batch
 from twoaxis.model import Decoder, DecoderConfig
-from twoaxis.train.gradients import gradient_norm
 from twoaxis.train.parallel.pipeline import Pipeline
-from twoaxis.train.parallel.placement import BatchLoss, Losses
+from twoaxis.train.parallel.placement import Losses
 from twoaxis.train.parallel.sharded_rank import Sharded
 from twoaxis.train.parallel.stage import parameters_of_all_ranks, parameters_of_two_ranks
 from twoaxis.train.recipe import TrainConfig
+from twoaxis.train.step import BatchLoss, gradient_norm
 from twoaxis.train.token_loss import choose_dtype
 
 

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from twoaxis.data import Batch
 from twoaxis.model import Decoder, DecoderConfig
 from twoaxis.train.checkpoint import Checkpoint, load_newest, save_checkpoint
-from twoaxis.train.gradients import accumulate_gradients, gradient_norm
 from twoaxis.train.optim import Change, ParameterGroup, of_wholes
 from twoaxis.train.parallel.ranks import Ranks
 from twoaxis.train.recipe import TrainConfig
+from twoaxis.train.step import BatchLoss, accumulate_gradients, gradient_norm
 from twoaxis.train.token_loss import TokenLoss
 from twoaxis.train.training_state import (
     model_tensors,
@@ -23,9 +23,6 @@ from twoaxis.train.training_state import (
     restore_model,
     restore_optimizer,
 )
-
-BatchLoss = Callable[[Batch], Tensor]
-"""The summed loss of a batch, with its graph."""
 
 
 class Losses(Protocol):

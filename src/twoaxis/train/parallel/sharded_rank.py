@@ -12,13 +12,13 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from twoaxis.data import Batch
 from twoaxis.model import Decoder, DecoderConfig
-from twoaxis.train.gradients import accumulate_gradients, gradient_norm
 from twoaxis.train.optim import Change, ParameterGroup
-from twoaxis.train.parallel.placement import BatchLoss, Placement
+from twoaxis.train.parallel.placement import Placement
 from twoaxis.train.parallel.ranks import Ranks
 from twoaxis.train.parallel.sharded_checkpoint import newest_intact, read_into, read_scalars, save_shards, stored_tensors
 from twoaxis.train.parallel.sharding import Held, Shards, shard, through_owners
 from twoaxis.train.recipe import TrainConfig
+from twoaxis.train.step import BatchLoss, accumulate_gradients, gradient_norm
 from twoaxis.train.training_state import compare, compare_names
 
 

@@ -15,15 +15,15 @@ from torch.distributed.tensor import DTensor
 from twoaxis.core.parameters import materialize
 from twoaxis.data import Batch
 from twoaxis.model import Decoder, DecoderConfig
-from twoaxis.train.gradients import accumulate_gradients
 from twoaxis.train.optim import Change, of_wholes
-from twoaxis.train.parallel.placement import BatchLoss, Losses
+from twoaxis.train.parallel.placement import Losses
 from twoaxis.train.parallel.sharded_rank import Sharded
 from twoaxis.train.parallel.sharding import FORWARD_METHODS, Held, Shards, local_part, local_rows, shard_units, through_owners
 from twoaxis.train.parallel.tensor import TensorDecoder, initial_parts, sum_gradients, summed_chunks
 from twoaxis.train.parallel.tensor_ranks import TensorRanks
 from twoaxis.train.parallel.tensor_split import Chunk, Split, TensorSplit
 from twoaxis.train.recipe import TrainConfig
+from twoaxis.train.step import BatchLoss, accumulate_gradients
 from twoaxis.train.token_loss import TokenLoss
 from twoaxis.train.training_state import tensor_sha256
 
