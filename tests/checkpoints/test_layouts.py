@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from twoaxis.checkpoints.layouts import LAYOUTS, DepthPaths, StateMap, state_map
 from twoaxis.core.errors import CheckpointError, ConfigError
+from twoaxis.core.measure import perturb
 from twoaxis.core.parameters import initialise
 from twoaxis.core.position import LayerStack, SublayerInfo
 from twoaxis.depth import DEPTH
@@ -272,6 +273,35 @@ def test_the_files_of_gemma_4(layout: str, root: str) -> None:
         table.check({**saved, f"{root}layers.2.layer_scalar": torch.zeros(1)})
     with pytest.raises(ConfigError, match="depth='per_layer_embedding': must be per_layer_embedding with preset='gemma4'"):
         state_map(layout, config.replace(depth={**depth, "preset": "gemma3n"}))
+
+
+@pytest.mark.parametrize(("layout", "root"), [("inkling2", "model.language_model."), ("inkling2_text", "model.")])
+def test_the_files_of_inkling_2(layout: str, root: str) -> None:
+    """The queries of a model that transformers builds: three of global attention in one tensor, none before layer 0."""
+    transformers = pytest.importorskip("transformers", reason="needs the extra twoaxis[hf]")
+    kinds = ["hybrid_sliding", "hybrid_sliding", "hybrid", "hybrid_sliding"]
+    sizes = {"hidden_size": 32, "num_hidden_layers": 4, "layer_types": kinds, "n_routed_experts": 8, "unpadded_vocab_size": 61}
+    with torch.device("meta"):
+        theirs = transformers.Inkling2ForCausalLM(transformers.Inkling2TextConfig(**sizes, vocab_size=61))
+    expected = {n.replace("model.", root, 1): p.shape for n, p in theirs.named_parameters() if n.endswith("_input.query")}
+    attention = {"kind": "attention", "n_heads": 4}
+    blocks = [[{**attention, "window": 4}, "swiglu"], [{**attention, "window": 4}, "swiglu"], [attention, "swiglu"]]
+    blocks.append(blocks[0])
+    depth = {"kind": "attention_residuals", "form": "inkling2", "block_size": 2, "count": "layer"}
+    config = DecoderConfig.from_data({"vocab_size": 61, "d_model": 32, "n_layers": 4, "blocks": blocks, "depth": depth})
+    model, other = (perturb(Decoder.build(config, seed=seed)) for seed in (0, 1))
+    table = state_map(layout, config)
+    saved = table.save(model)
+    assert {name: tensor.shape for name, tensor in saved.items()} == expected
+    assert saved[f"{root}layers.2.attention_input.query"].shape == (3, 32)
+    table.load(other, {**saved, f"{root}norm.weight": torch.zeros(1)})
+    for name in table.names():
+        assert torch.equal(model.get_parameter(name), other.get_parameter(name)), name
+    assert set(table.names()) == {name for name, _ in model.named_parameters() if name.endswith("pseudo_query")}
+    with pytest.raises(CheckpointError, match="of another shape"):
+        table.check({**saved, f"{root}layers.2.attention_input.query": torch.zeros(32)})
+    with pytest.raises(ConfigError, match="must be attention_residuals with form='inkling2'"):
+        state_map(layout, config.replace(depth="attention_residuals"))
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,8 @@ LAYOUTS: dict[str, Layout] = {
     "attnres_fla": Layout("Attention Residuals in flash-linear-attention", attention_residuals.attnres_fla),
     "attnres_qwen3": Layout("Attention Residuals on Qwen3 (wdlctc)", attention_residuals.attnres_qwen3),
     "kimi_k3": Layout("the depth reads of Kimi K3", mixers=attention_residuals.kimi_k3),
+    "inkling2": Layout("the depth reads of Inkling-2 in transformers", mixers=attention_residuals.inkling2),
+    "inkling2_text": Layout("the same in a model of text alone", mixers=attention_residuals.inkling2_text),
     "muddformer": Layout("MUDDFormer-2.8B", muddformer.muddformer),
     "muddformer_sums": Layout("the sums of MUDDFormer and MUDDPythia", mixers=muddformer.muddformer_sums),
     "denseformer": Layout("the package of DenseFormer", mixers=denseformer.denseformer),

@@ -1,4 +1,4 @@
-"""The layouts of Attention Residuals: flash-linear-attention, AttnRes-Qwen3 and Kimi K3.
+"""The layouts of Attention Residuals: flash-linear-attention, AttnRes-Qwen3, Kimi K3 and Inkling-2.
 
 Letters: D width.
 """
@@ -6,7 +6,7 @@ Letters: D width.
 from collections.abc import Iterator
 
 from twoaxis.checkpoints.layouts.llama import EMBEDDING, HEAD, IGNORED, body, tied
-from twoaxis.checkpoints.layouts.state_map import Constant, DepthPaths, Entry, Part, StateMap, depth_paths, entry
+from twoaxis.checkpoints.layouts.state_map import Constant, DepthPaths, Entry, Part, Stack, StateMap, depth_paths, entry
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.depth import AttentionResidualsConfig
 from twoaxis.model import DecoderConfig
@@ -57,6 +57,46 @@ def kimi_k3(paths: DepthPaths) -> StateMap:
     names = ("self_attention_res", "mlp_res")
     entries, constants = _reads(paths, root + ".layers.{}.", names, f"{root}.output_attn_res")
     return StateMap("kimi_k3", entries, constants, family=("*_res_proj.weight", "*_res_norm.weight"))
+
+
+def inkling2(paths: DepthPaths) -> StateMap:
+    """The reads of Inkling-2, with images and text: `attention_input` and `mlp_input` of each layer, and `final_input`.
+
+    Three queries of global attention are one tensor there.
+
+    Source: transformers, Inkling2ForConditionalGeneration
+    Raises:
+        ConfigError: another depth mixer, another form of it, or blocks of other than two sublayers.
+    """
+    return _inkling2(paths, "inkling2", "model.language_model.")
+
+
+def inkling2_text(paths: DepthPaths) -> StateMap:
+    """The reads of Inkling-2 in a model of text alone.
+
+    Source: transformers, Inkling2ForCausalLM
+    Raises:
+        ConfigError: another depth mixer, another form of it, or blocks of other than two sublayers.
+    """
+    return _inkling2(paths, "inkling2_text", "model.")
+
+
+def _inkling2(paths: DepthPaths, layout: str, root: str) -> StateMap:
+    depth, D = paths.depth, paths.d_model
+    if not isinstance(depth, AttentionResidualsConfig) or depth.form != "inkling2":
+        raise ConfigError(problem("depth", depth.kind, "attention_residuals with form='inkling2'", "use that"))
+    if set(paths.stack.block_lengths) != {2}:
+        raise ConfigError(problem("blocks", paths.stack.block_lengths, "of two sublayers each", "use another layout"))
+    entries, stacks = [entry(f"{paths.ends}.query.pseudo_query", f"{root}final_input.query", D)], []
+    # The first sublayer has one source and no query.
+    for site, ours in list(zip(paths.stack.sites, paths.mixers, strict=True))[1:]:
+        theirs = f"{root}layers.{site.block}.{('attention', 'mlp')[site.index % 2]}_input.query"
+        if depth.splits_views(site):
+            queries = tuple(f"{ours}.{name}.pseudo_query" for name in ("query", "key_query", "value_query"))
+            stacks.append(Stack(Part(theirs, (3, D)), queries, 0))
+        else:
+            entries.append(entry(f"{ours}.query.pseudo_query", theirs, D))
+    return StateMap(layout, tuple(entries), family=("*_input.query",), stacks=tuple(stacks))
 
 
 def _reads(paths: DepthPaths, layer: str, names: tuple[str, str], last: str) -> tuple[tuple[Entry, ...], tuple[Constant, ...]]:

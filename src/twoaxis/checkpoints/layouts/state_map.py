@@ -44,7 +44,7 @@ class Constant(NamedTuple):
 
 
 class Stack(NamedTuple):
-    """A tensor of the layout that holds a parameter of every layer, along one dimension."""
+    """A tensor of the layout that holds several parameters of ours, along one dimension."""
 
     part: Part
     ours: tuple[str, ...]
@@ -129,7 +129,7 @@ class StateMap:
             rows = value.flatten().split([torch.Size(part.shape).numel() for part in entry.parts])
             found.update({part.name: row.reshape(part.shape) for part, row in zip(entry.parts, rows, strict=True)})
         for part, ours, dim in self.stacks:
-            found[part.name] = torch.cat([values[name] for name in ours], dim)
+            found[part.name] = torch.cat([values[name] for name in ours], dim).reshape(part.shape)
         like = next(iter(values.values()))
         return found | {part.name: like.new_full(part.shape, value) for part, value in self.constants}
 
