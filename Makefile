@@ -10,8 +10,8 @@ STUDY  ?= studies/first.toml
 
 PIP  = -m pip --disable-pip-version-check install -qq
 BIN  = $(VENV)/bin
-# One thread for each of the two workers, which take neighbours together and so make what these share once; tests that compile
-# need a session without shape checks.
+# One thread for each of three workers on two cores, since some tests wait; they take neighbours together and so make what these
+# share once. Tests that compile need a session without shape checks.
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q
 CORE = $(VENV)/.core-installed
 DEV  = $(VENV)/.dev-installed
@@ -26,7 +26,7 @@ study: $(CORE)  ## runs the default study and writes its report
 	$(BIN)/twoaxis study $(STUDY) --jobs 2
 
 test: $(DEV)  ## runs the whole suite
-	$(PYTEST) -n 2 --dist worksteal
+	$(PYTEST) -n 3 --dist worksteal
 	$(PYTEST) -n 2 --dist worksteal -m compile
 
 check: $(DEV)  ## lint, format, types, spelling, import arrows

@@ -29,6 +29,8 @@ COMPILING = (
     "study/test_timing.py",
     "train/test_compile.py",
 )
+# What would else run on its own at the end.
+LONGEST = ("test_kill", "test_ray", "test_sharded", "test_faults", "test_docs", "test_published")
 QUARANTINE = Path(__file__).with_name("QUARANTINE.md")
 
 # An int is a float here, as for every type checker; `Self` can only be judged with the whole class at hand.
@@ -109,9 +111,10 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Leaves what collection has made out of all later searches for garbage; it lives as long as the session."""
+    """Leaves what collection has made out of all later searches for garbage, and makes these rarer; it lives on."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(100_000, 50, 50)
 
 
 def pytest_report_header(config: pytest.Config) -> str:
@@ -166,7 +169,8 @@ ROWS = quarantined(QUARANTINE.read_text()) if QUARANTINE.exists() else {}
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Marks what compiles (by marker, or by `compile` in its id) and what is in quarantine."""
+    """Marks what compiles (by marker, or by `compile` in its id) and what is in quarantine; puts first what takes longest."""
+    items.sort(key=lambda item: not item.path.name.startswith(LONGEST))
     for item in items:
         if "compile" in item.nodeid:
             item.add_marker("compile")

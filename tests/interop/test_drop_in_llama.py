@@ -12,7 +12,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from twoaxis.sequence import ShortSWA, ShortSWAConfig
 
-from .test_drop_in import load, ours
+from ..scripts import ROOT, load_script
+from .test_drop_in import ours
 
 ADDED = ["attention_residuals", "deep_delta", "short_swa"]
 TOKENS = torch.tensor([[1, 7, 3, 9, 2, 11, 4, 0], [5, 5, 0, 8, 6, 4, 3, 12]])
@@ -20,7 +21,7 @@ TOKENS = torch.tensor([[1, 7, 3, 9, 2, 11, 4, 0], [5, 5, 0, 8, 6, 4, 3, 12]])
 
 @pytest.fixture(scope="module")
 def example() -> ModuleType:
-    return load("llama")
+    return load_script(ROOT / "examples" / "drop_in" / "llama.py")
 
 
 def plain() -> Any:

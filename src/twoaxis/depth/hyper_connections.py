@@ -31,27 +31,23 @@ class HyperConnectionsConfig(DepthConfig):
               b_j = b_j + s_b tanh(w_b^T x_j); all streams share the maps w; R is [source j, destination i]
     Source:   Hyper-Connections, arXiv:2409.19606v3, algorithm 2, and algorithms 1 and 3 for the two ends; checked against
               corl-team/lime, src/lm/hc.py, lucidrains/hyper-connections 0.4.11 (`rms_gain`) and DepthBench at 8cc2fd7 (`rms`)
-    Deviates: the paper also scales the initial output matrices of all sublayers with sqrt(n); here a sublayer's own init stays,
-              so that the fresh model is the plain one. The norm of the scores is that of the paper's model: `layer_affine` is
-              the paper's too. lucidrains has the gain less 1 as parameter, and divides by the norm of a row, here by its rms of
-              at least 1e-12. corl-team/lime decays s_a and s_b too:
-              optimizer.groups=[{pattern="*.dynamic.*_scale", weight_decay=0.1}]
+    Deviates: the paper also scales initial outputs of sublayers with sqrt(n); here the fresh model is the plain one. The paper
+              has `layer` and `layer_affine`. lucidrains has the gain less 1, and the norm of a row for its rms, at least 1e-12.
+              corl-team/lime decays s_a and s_b: optimizer.groups=[{pattern="*.dynamic.*_scale", weight_decay=0.1}]
     Shapes:   state n times [B T D]; update [B T D] -> state; scores, tanh and weights in float32, streams rounded once
     Init:     UP_TO_NORM (n = 1, or a mean as read-out: EXACT): a one-hot at g mod n for sublayer g, R the identity, b = 1,
               maps 0: the streams stay n copies of the plain stream, of which the read takes one and the final norm sees the sum
-    Cost:     params n*(n + 2) per sublayer, dynamic (n + 2)*D + 2 more, and D or 2*D for a norm that learns; flops
-              2*n*(n + 2)*D per token and sublayer, dynamic as much again for the scores and 3*n*D or 4*n*D for the norms;
-              state n*D numbers per token; nothing carried from token to token
-    Published: loss of OLMo-1B on V2 after 500B tokens, arXiv:2409.19606v3 tables 1 and 2: plain 2.811, dynamic n = 1 2.819,
-              n = 2 2.802, n = 4 2.781 (without tanh 2.779), n = 8 2.778, static n = 2 2.799, n = 4 2.791; without bounds the
-              composite gain of the matrices is about 3000 at 27B, arXiv:2512.24880
+    Cost:     params n*(n + 2) per sublayer, dynamic (n + 2)*D + 2 more, and D or 2*D for a norm that learns; flops per token
+              2*n*(n + 2)*D, dynamic twice that, and 3*n*D or 4*n*D for norms; state n*D numbers, none between tokens
+    Published: loss of OLMo-1B on V2 after 500B tokens, tables 1 and 2: plain 2.811, dynamic n = 1 2.819, 2 2.802, 4 2.781, 8
+              2.778, static 2 2.799, 4 2.791; unbounded, the matrices amplify by about 3000 at 27B, arXiv:2512.24880
 
     Args:
         preset: `paper`, or `depthbench`, which fixes the norm `rms`.
         n_streams: residual streams; the paper's choice is 4. With 1 only scalars remain, which hurts in the paper.
         weights: `dynamic` adds a number to each weight that depends on the token; `static` weights are parameters alone.
-        norm: of the input of the scores: LayerNorm without (`layer`) or with gain and bias (`layer_affine`), or RMSNorm
-            without (`rms`) or with a gain (`rms_gain`, without an eps, of lucidrains).
+        norm: of what is scored: LayerNorm, `layer`, or with gain and bias, `layer_affine`; RMSNorm, `rms`, or with a gain and
+            no eps, `rms_gain`, of lucidrains.
         activation: of the scores, `tanh` or `none`.
         scale_init: start of s_a and s_b.
         layer_eps: eps of the LayerNorm.
