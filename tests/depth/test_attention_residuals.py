@@ -37,9 +37,9 @@ def assert_equal(config: AttentionResidualsConfig, other: AttentionResidualsConf
 @pytest.mark.parametrize("n_heads", [1, 2])
 @pytest.mark.parametrize("count", ["sublayer", "layer"])
 @pytest.mark.parametrize("block_size", [1, 2, 3, 4, 12])
-@pytest.mark.parametrize("impl", ["fused", "reference"])
-def test_two_phases_equal_one_read_each(block_size: int, count: str, n_heads: int, impl: str) -> None:
+def test_two_phases_equal_one_read_each(block_size: int, count: str, n_heads: int) -> None:
     """Also where a source block spans several transformer blocks, or a transformer block several sources."""
+    impl = ("fused", "reference")[(block_size + n_heads) % 2]
     plain = AttentionResidualsConfig.from_data({"block_size": block_size, "count": count, "n_heads": n_heads, "impl": impl})
     assert_equal(plain.replace(schedule="two_phase"), plain)
     assert_equal(plain.replace(schedule="two_phase"), plain, blocks=THREE)

@@ -23,7 +23,7 @@ def same(a: Tensor, b: Tensor) -> None:
 
 
 @pytest.mark.parametrize("variant", ["v1", "v2", "v3", "dca"])
-@pytest.mark.parametrize("k", [None, 1, 2, 3, L - 2, L - 1, L])
+@pytest.mark.parametrize("k", [None, 1, 2, L - 1, L])
 @pytest.mark.parametrize("sublayers", BLOCKS, ids=len)
 def test_neutral_weights_are_the_residual(variant: Any, k: int | None, sublayers: Any) -> None:
     model, plain = (

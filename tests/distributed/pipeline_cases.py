@@ -73,7 +73,7 @@ EVERY_ORDER = ("residual", "deep_delta", "attention_residuals", "mhc", "muddform
 
 
 def cases() -> dict[str, Case]:
-    """Every depth mixer in two orders that differ in all, one of every kind in all orders, and what is special, by name."""
+    """Every depth mixer in the order that asks most of it, one of every kind in all orders, and what is special, by name."""
     depths = {row.kind: row.example(next(iter(row.examples))) for row in DEPTH}
     more = {
         "norm_placement": ("layer_scaling", "deepnorm", "keel"),
@@ -87,7 +87,7 @@ def cases() -> dict[str, Case]:
         (f"{name} {order}", depth, data)
         for name, depth in depths.items()
         for order, data in ORDERS.items()
-        if order in ("1f1b", "cached_own") or name in EVERY_ORDER
+        if order == "cached_own" or name in EVERY_ORDER
     ]
     usual = [Case(name, decoder(depth), pipeline(**data)) for name, depth, data in ordered]
     return {case.name: case for case in [*usual, *looped_cases(), *special_cases()]}

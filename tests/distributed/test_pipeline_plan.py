@@ -27,7 +27,8 @@ from twoaxis.train.parallel.stage import build_part
 from ..payload import payload
 from .pipeline_cases import decoder, pipeline
 
-EXAMPLES = [(row.kind, name) for row in DEPTH for name in row.examples]
+# Examples of a mixer differ in few tensors: every other one.
+EXAMPLES = [(row.kind, name) for row in DEPTH for index, name in enumerate(row.examples) if index % 2 == 0]
 
 
 @pytest.fixture

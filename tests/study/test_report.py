@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.checkpoints.hf_folder import byte_tokenizer
 
 from twoaxis.core.errors import StudyError
 from twoaxis.data import prepare
@@ -16,6 +15,7 @@ from twoaxis.study.figures import NAMES
 from twoaxis.study.report import Report, read_study_folder, write_report
 from twoaxis.study.report_data import ReportData, read_report
 
+from ..checkpoints.hf_folder import byte_tokenizer
 from .scripted import FakeTrainer
 
 
