@@ -85,8 +85,7 @@ def _inkling2(paths: DepthPaths, layout: str, root: str) -> StateMap:
     depth, D = paths.depth, paths.d_model
     if not isinstance(depth, AttentionResidualsConfig) or depth.form != "inkling2":
         raise ConfigError(problem("depth", depth.kind, "attention_residuals with form='inkling2'", "use that"))
-    if set(paths.stack.block_lengths) != {2}:
-        raise ConfigError(problem("blocks", paths.stack.block_lengths, "of two sublayers each", "use another layout"))
+    paths.check_pairs()
     entries, stacks = [entry(f"{paths.ends}.query.pseudo_query", f"{root}final_input.query", D)], []
     # The first sublayer has one source and no query.
     for site, ours in list(zip(paths.stack.sites, paths.mixers, strict=True))[1:]:
@@ -107,8 +106,7 @@ def _reads(paths: DepthPaths, layer: str, names: tuple[str, str], last: str) -> 
         raise ConfigError(problem("depth", depth.kind, allowed, "leave its options out"))
     if depth.form == "inkling2":
         raise ConfigError(problem("depth.form", depth.form, "'report', whose reads have a gain", "leave form out"))
-    if set(paths.stack.block_lengths) != {2}:
-        raise ConfigError(problem("blocks", paths.stack.block_lengths, "of two sublayers each", "use another layout"))
+    paths.check_pairs()
     D = paths.d_model
     first, *others = [f"{layer.format(index // 2)}{names[index % 2]}" for index in range(len(paths.mixers))]
     constants = (Constant(Part(f"{first}_proj.weight", (1, D)), 0.0), Constant(Part(f"{first}_norm.weight", (D,)), 1.0))

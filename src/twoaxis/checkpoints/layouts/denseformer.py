@@ -57,8 +57,7 @@ def skip_gains(paths: DepthPaths) -> StateMap:
         ConfigError: another depth mixer or variant, or blocks of other than two sublayers.
     """
     _config(paths, "skip_gains", "block")
-    if set(paths.stack.block_lengths) != {2}:
-        raise ConfigError(problem("blocks", paths.stack.block_lengths, "of two sublayers each", "use another layout"))
+    paths.check_pairs()
     gains = (f"transformer.h.{index // 2}.gain_{'mlp' if index % 2 else 'attn'}" for index in range(len(paths.mixers)))
     entries = tuple(entry(f"{ours}.gain", name, 1) for ours, name in zip(paths.mixers, gains, strict=True))
     return StateMap("skip_gains", entries, family=("*.gain_mlp", "*.gain_attn"))

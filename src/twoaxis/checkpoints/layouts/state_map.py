@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from twoaxis.core.errors import CheckpointError
+from twoaxis.core.errors import CheckpointError, ConfigError, problem
 from twoaxis.core.position import LayerStack
 from twoaxis.depth import DepthConfig
 from twoaxis.model import DecoderConfig
@@ -203,6 +203,11 @@ class DepthPaths(NamedTuple):
     def n_blocks(self) -> int:
         """The number of blocks."""
         return self.stack.n_blocks
+
+    def check_pairs(self) -> None:
+        """Raises ConfigError unless each block has two sublayers, as the layers of most layouts."""
+        if set(self.stack.block_lengths) != {2}:
+            raise ConfigError(problem("blocks", self.stack.block_lengths, "of two sublayers each", "use another layout"))
 
     def prefix(self, index: int) -> str:
         """The prefix for the mixer of this sublayer; after the last one, for the ends."""
