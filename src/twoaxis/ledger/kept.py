@@ -32,7 +32,7 @@ def read_or_measure(key: tuple[Any, ...], measure: Callable[[], Data]) -> Data:
     """
     try:
         path = cache_folder() / "measured" / f"{_name(key)}.json"
-    except RuntimeError:  # There is no home directory.
+    except DataError:  # There is no home folder.
         return measure()
     with suppress(OSError, ValueError):
         kept = json.loads(path.read_bytes())
