@@ -7,7 +7,7 @@ NEEDS = {
     "transformers": (f"{SOURCE}/hugging_face", f"{TESTS}/engines/outside_engine.py"),
     "lm_eval": (f"{SOURCE}/evaluate/language_model.py",),
     "torchtitan": (f"{SOURCE}/torchtitan.py", f"{SOURCE}/engines/torchtitan.py"),
-    "fastapi": (f"{SOURCE}/serve/http", f"{TESTS}/serve/server.py"),
+    **dict.fromkeys(("fastapi", "prometheus_client"), (f"{SOURCE}/serve/http", f"{TESTS}/serve/server.py")),
 }
 
 collect_ignore = [path for library, paths in NEEDS.items() if importlib.util.find_spec(library) is None for path in paths]

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,6 +19,9 @@ import pytest
 
 pytest.importorskip("fastapi", reason="needs the extra twoaxis[serve]")
 pytest.importorskip("uvicorn", reason="needs the extra twoaxis[serve]")
+pytest.importorskip("prometheus_client", reason="needs the extra twoaxis[serve]")
+
+from prometheus_client.parser import text_string_to_metric_families
 
 from twoaxis import ConfigError, generate
 from twoaxis.cli import main
@@ -156,6 +160,24 @@ def test_models_health_and_metrics(client: Client) -> None:
     assert changes["twoaxis_steps_total"] == changes["twoaxis_row_steps_total"] == 3
     assert changes['twoaxis_request_seconds_bucket{le="+Inf"}'] == changes["twoaxis_request_seconds_count"] == 1
     assert after["twoaxis_queue_generations"] == after["twoaxis_batch_generations"] == 0
+
+
+def test_prometheus_reads_the_metrics(client: Client) -> None:
+    client.post(COMPLETIONS, {"prompt": "a", "max_tokens": 1})
+    with urllib.request.urlopen(f"{client.address}/metrics") as answer:
+        assert answer.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
+        families = list(text_string_to_metric_families(answer.read().decode()))
+    counters = ("requests", "disconnects", "prompt_tokens", "new_tokens", "steps", "row_steps", "faults")
+    # Catches series that are added, such as the times at which counters began.
+    assert {family.name.removeprefix("twoaxis_"): family.type for family in families} == {
+        **dict.fromkeys(counters, "counter"),
+        **dict.fromkeys(("queue_generations", "batch_generations"), "gauge"),
+        "request_seconds": "histogram",
+    }
+    (times,) = (family.samples for family in families if family.type == "histogram")
+    bounds = [sample.labels["le"] for sample in times if sample.name == "twoaxis_request_seconds_bucket"]
+    assert bounds == ["0.05", "0.1", "0.25", "0.5", "1.0", "2.5", "5.0", "10.0", "30.0", "60.0", "+Inf"]
+    assert {tuple(sample.labels) for sample in families[0].samples} == {("path", "status")}
 
 
 def counted(before: dict[str, float], after: dict[str, float]) -> dict[tuple[str, int], int]:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 pytest.importorskip("fastapi", reason="needs the extra twoaxis[serve]")
+pytest.importorskip("prometheus_client", reason="needs the extra twoaxis[serve]")
 pytest.importorskip("openai", reason="no extra asks for it")
 
 import openai

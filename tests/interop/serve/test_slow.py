@@ -12,12 +12,13 @@ import pytest
 
 pytest.importorskip("fastapi", reason="needs the extra twoaxis[serve]")
 pytest.importorskip("uvicorn", reason="needs the extra twoaxis[serve]")
+pytest.importorskip("prometheus_client", reason="needs the extra twoaxis[serve]")
 
 import uvicorn
 from uvicorn.server import ServerState
 
 from twoaxis.data.tokenizer import ByteTokenizer
-from twoaxis.interop.serve.http import server
+from twoaxis.interop.serve.http import routes, server
 from twoaxis.interop.serve.scheduler import Engine
 from twoaxis.interop.serve.work import Limits
 
@@ -91,6 +92,14 @@ def test_a_body_that_goes_on_behind_its_answer_is_not_waited_for(client: Client,
     )
     with connected(client, head) as slow:
         assert error_of(rest(slow))[0] == 415
+
+
+def test_a_body_that_does_not_end_is_answered_with_an_error(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(routes, "BODY_SECONDS", 0.2)
+    head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{{"
+    with connected(client, head.encode()) as slow:
+        status, message = error_of(rest(slow))
+    assert status == 408 and message.startswith("body: not here after 0.2 seconds")
 
 
 def test_headers_without_end_are_refused_before_they_are_read(client: Client) -> None:

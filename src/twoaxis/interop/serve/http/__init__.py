@@ -4,6 +4,6 @@ import importlib.util
 
 from twoaxis.core.errors import ConfigError
 
-for _library in ("fastapi", "uvicorn"):
+for _library in ("fastapi", "uvicorn", "prometheus_client"):
     if importlib.util.find_spec(_library) is None:
         raise ConfigError(f"{_library} is not installed: must be there to serve; pip install 'twoaxis[serve]'")

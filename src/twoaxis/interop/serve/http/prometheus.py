@@ -1,11 +1,10 @@
-"""Counts of requests and tokens in the Prometheus text format."""
+"""Counts of requests and tokens, for Prometheus."""
 
 import time
-from bisect import bisect_left
-from collections import Counter
-from collections.abc import Sequence
-from itertools import accumulate
+from collections.abc import Iterator, Sequence
 
+from prometheus_client import Counter, Histogram, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from twoaxis.interop.serve.scheduler import Engine
@@ -21,47 +20,35 @@ STATUS = "twoaxis_status"
 OTHER = "other"
 """The label of all paths that are no route, whose number is unbounded."""
 
+ENGINE_COUNTS = {
+    "prompt_tokens": "Tokens of prompts that were read.",
+    "new_tokens": "Tokens that were made.",
+    "steps": "Steps of the batch.",
+    "row_steps": "Rows in all steps; divided by the steps, the mean batch.",
+    "faults": "Generations that ended in an error.",
+}
+
 
 class Metrics:
-    """Counts of one server and its engine, updated by the thread that answers requests."""
+    """Collector of the counts of one server and its engine, outside of every registry."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._requests: Counter[tuple[str, int]] = Counter()
-        self._buckets = [0] * (len(BOUNDS_SECONDS) + 1)
-        self._seconds = 0.0
+        self.requests = Counter("twoaxis_requests", "Requests by path and HTTP status.", ("path", "status"), registry=None)
+        self.left = Counter("twoaxis_disconnects", "Requests whose client left before the answer.", registry=None)
+        about = "Time from a request to the end of its answer."
+        self.seconds = Histogram("twoaxis_request_seconds", about, buckets=BOUNDS_SECONDS, registry=None)
 
-    def answered(self, route: str, status: int, seconds: float | None) -> None:
-        """Counts a request at its end, and the seconds of its answer in the histogram unless they are None."""
-        self._requests[route, status] += 1
-        if status == 200 and seconds is not None:
-            self._buckets[bisect_left(BOUNDS_SECONDS, seconds)] += 1
-            self._seconds += seconds
-
-    def text(self) -> str:
-        """All counts as text."""
-        counts = self._engine.counts
-        left = sum(number for (_, status), number in self._requests.items() if status == CLIENT_LEFT)
-        lines = ["# HELP twoaxis_requests_total Requests by path and HTTP status.", "# TYPE twoaxis_requests_total counter"]
-        for (route, status), number in sorted(self._requests.items()):
-            lines.append(f'twoaxis_requests_total{{path="{route}",status="{status}"}} {number}')
-        for name, kind, text, number in (
-            ("disconnects_total", "counter", "Requests whose client left before the answer.", left),
-            ("prompt_tokens_total", "counter", "Tokens of prompts that were read.", counts.prompt_tokens),
-            ("new_tokens_total", "counter", "Tokens that were made.", counts.new_tokens),
-            ("steps_total", "counter", "Steps of the batch.", counts.steps),
-            ("row_steps_total", "counter", "Rows in all steps; divided by the steps, the mean batch.", counts.row_steps),
-            ("faults_total", "counter", "Generations that ended in an error.", counts.faults),
-            ("queue_generations", "gauge", "Generations that wait.", self._engine.waiting),
-            ("batch_generations", "gauge", "Generations that run.", self._engine.running),
-        ):
-            lines += [f"# HELP twoaxis_{name} {text}", f"# TYPE twoaxis_{name} {kind}", f"twoaxis_{name} {number}"]
-        name = "twoaxis_request_seconds"
-        lines += [f"# HELP {name} Time from a request to the end of its answer.", f"# TYPE {name} histogram"]
-        total = list(accumulate(self._buckets))
-        for bound, number in zip((*BOUNDS_SECONDS, "+Inf"), total, strict=True):
-            lines.append(f'{name}_bucket{{le="{bound}"}} {number}')
-        return "\n".join([*lines, f"{name}_sum {self._seconds:.6f}", f"{name}_count {total[-1]}", ""])
+    def collect(self) -> Iterator[Metric]:
+        """All counts."""
+        for metric in (*self.requests.collect(), *self.left.collect(), *self.seconds.collect()):
+            # The library can leave these series out only for the whole process.
+            metric.samples = [sample for sample in metric.samples if not sample.name.endswith("_created")]
+            yield metric
+        for name, about in ENGINE_COUNTS.items():
+            yield CounterMetricFamily(f"twoaxis_{name}", about, getattr(self._engine.counts, name))
+        yield GaugeMetricFamily("twoaxis_queue_generations", "Generations that wait.", self._engine.waiting)
+        yield GaugeMetricFamily("twoaxis_batch_generations", "Generations that run.", self._engine.running)
 
 
 class CountRequests:
@@ -72,7 +59,7 @@ class CountRequests:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handles one request."""
-        begin, state = time.monotonic(), scope.setdefault("state", {})
+        begin, path, state = time.monotonic(), scope["path"], scope.setdefault("state", {})
         # Unless it is answered.
         state[STATUS] = 500
 
@@ -84,9 +71,10 @@ class CountRequests:
         try:
             await self._app(scope, receive, send_and_record)
         finally:
+            route = next((route for route in self._routes if path == route or path.startswith(f"{route}/")), OTHER)
+            self._metrics.requests.labels(route, state[STATUS]).inc()
+            if state[STATUS] == CLIENT_LEFT:
+                self._metrics.left.inc()
             # Only POST requests, since health checks would dominate.
-            seconds = time.monotonic() - begin if scope["method"] == "POST" else None
-            self._metrics.answered(self._route(scope["path"]), state[STATUS], seconds)
-
-    def _route(self, path: str) -> str:
-        return next((route for route in self._routes if path == route or path.startswith(f"{route}/")), OTHER)
+            if state[STATUS] == 200 and scope["method"] == "POST":
+                self._metrics.seconds.observe(time.monotonic() - begin)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
+from prometheus_client import generate_latest
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -53,6 +54,7 @@ def create_app(service: Service, host: str) -> FastAPI:
     # The documentation pages of FastAPI load scripts from other hosts.
     app = FastAPI(title="twoaxis", docs_url=None, redoc_url=None, openapi_url=None)
     if is_loopback(host):
+        # Starlette's TrustedHostMiddleware compares names, so it refuses 127.9.9.9 and [0::1], and in plain text.
         app.add_middleware(LocalHosts)
     # Middleware that is added last runs first.
     app.add_middleware(CountRequests, metrics=service.metrics, routes=ROUTES)
@@ -99,7 +101,7 @@ def _add_routes(app: FastAPI, service: Service) -> None:
 
     @app.get(METRICS)
     async def counts() -> Response:
-        return Response(service.metrics.text(), media_type="text/plain; version=0.0.4")
+        return Response(generate_latest(service.metrics), media_type="text/plain; version=0.0.4")
 
 
 async def _answer(request: Request, kind: type[ApiRequest], service: Service) -> Response:
@@ -143,6 +145,7 @@ async def _disconnected(request: Request) -> Any:
         pass
 
 
+# FastAPI's `max_body_size` refuses in plain text; its request models are read without a timeout, in the event loop.
 async def read_body(request: Request, max_bytes: int, closing: asyncio.Event) -> bytes:
     """The whole body of at most `max_bytes`, unless `closing` is set first.
 
@@ -158,7 +161,7 @@ async def read_body(request: Request, max_bytes: int, closing: asyncio.Event) ->
         return body.result()
     if closed is not None:
         raise Refusal("the server is stopping; ask again later", 503)
-    raise Refusal(f"body: not here after {BODY_SECONDS:.0f} seconds; send it again", 408)
+    raise Refusal(f"body: not here after {BODY_SECONDS:g} seconds; send it again", 408)
 
 
 async def _read(request: Request, max_bytes: int) -> bytes:

@@ -116,6 +116,7 @@ class Server(uvicorn.Server):
                 signal.signal(number, handler)
 
 
+# Uvicorn 0.54 has timeouts for idle connections and for its own end, none for heads, bodies or clients that do not read.
 class TimedProtocol(H11Protocol):
     """HTTP/1.1 on one connection with timeouts; for those of bodies see `read_body`."""
 
