@@ -32,6 +32,16 @@ def test_a_full_disk_leaves_nothing_whoever_words_it(tmp_path: Path, error: Exce
 
 
 @pytest.mark.parametrize(
+    ("name", "reason"), [("a" * 300, "File name too long"), ("loop/a", "Symlink loop"), ("a\0b", "embedded null")]
+)
+def test_a_path_that_cannot_be_is_refused(tmp_path: Path, name: str, reason: str) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    message = rf"folder .*: cannot be written \(.*{reason}.*\); choose another"
+    with pytest.raises(DataError, match=message), new_folder(tmp_path / name):
+        pass
+
+
+@pytest.mark.parametrize(
     "error", [ValueError("seven"), CheckpointError("a.bin: no such file (os error 2)"), KeyboardInterrupt()]
 )
 def test_other_errors_keep_their_words(tmp_path: Path, error: BaseException) -> None:

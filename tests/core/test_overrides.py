@@ -51,6 +51,7 @@ def test_overrides_apply_in_order() -> None:
         ("steps.more.still=3", "override 'steps.more.still=3': 'more' is not inside a table; shorten the path"),
         ("model.blocks.1.0=gelu", "override 'model.blocks.1.0=gelu': '1' must be a number from 0 to 0; count from 0"),
         ("model.blocks.0.x=gelu", "override 'model.blocks.0.x=gelu': 'x' must be a number from 0 to 1; count from 0"),
+        ("model.blocks.0.²=gelu", "override 'model.blocks.0.²=gelu': '²' must be a number from 0 to 1; count from 0"),
     ],
 )
 def test_bad_override(override: str, message: str) -> None:
@@ -68,3 +69,9 @@ def test_an_unknown_key_is_caught_by_the_configuration() -> None:
 def test_values_are_toml() -> None:
     assert parse_value("{kind = 'gelu'}") == {"kind": "gelu"}
     assert parse_value("1_000") == 1000
+
+
+@pytest.mark.parametrize("text", ["10\nrate = 3", "9" * 5000, "[" * 5000])
+def test_what_toml_reads_as_more_or_not_at_all_is_a_text(text: str) -> None:
+    """Catches a second line that is dropped, and errors of Python where the option has one."""
+    assert parse_value(text) == text

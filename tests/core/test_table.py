@@ -67,6 +67,8 @@ def make() -> Table[Mixer]:
 
 
 class Entry:
+    name, value = "some", "package:row"
+
     def __init__(self, loaded: object) -> None:
         self.loaded = loaded
 
@@ -109,9 +111,23 @@ def test_an_existing_kind_cannot_be_added() -> None:
 
 
 def test_another_package_cannot_replace_a_kind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "entry_points", lambda group: [Entry(PLAIN)])
-    with pytest.raises(ConfigError, match="mixer 'plain' exists already"):
-        list(make())
+    monkeypatch.setattr(module, "entry_points", lambda group: [Entry(PLUGIN), Entry(PLAIN)])
+    table = make()
+    # Catches a table that does without the row when it is used again.
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="mixer 'plain' exists already"):
+            list(table)
+
+
+def test_a_package_that_cannot_be_loaded_is_an_error_at_every_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> None:
+        raise ImportError("no module named 'x'")
+
+    monkeypatch.setattr(module, "entry_points", lambda group: [Entry(PLUGIN), Entry(broken)])
+    table, message = make(), r"^mixer 'some' of another package, package:row: cannot be loaded \(ImportError"
+    for _ in range(2):
+        with pytest.raises(ConfigError, match=message):
+            table["plain"]
 
 
 def test_unknown_kind() -> None:

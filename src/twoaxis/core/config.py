@@ -288,9 +288,12 @@ def parse_value(text: str) -> Any:
         (0.0003, 'cosine', [1, 2])
     """
     try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+        table = tomllib.loads(f"value = {text}")
+    # Also very long numbers and very deep nesting.
+    except (ValueError, RecursionError):
         return text.strip()
+    # A second line could set another key, which nothing would read.
+    return table["value"] if len(table) == 1 else text.strip()
 
 
 def drops_keys(table: str, old: Mapping[str, Any], kind: Any) -> bool:
@@ -329,6 +332,7 @@ def _descend(node: Any, part: str, override: str) -> Any:
 
 
 def _position(node: list[Any], part: str, override: str) -> int:
-    if not part.isdigit() or int(part) >= len(node):
+    positions = [str(position) for position in range(len(node))]
+    if part not in positions:
         raise ConfigError(f"override {override!r}: {part!r} must be a number from 0 to {len(node) - 1}; count from 0")
-    return int(part)
+    return positions.index(part)

@@ -209,10 +209,16 @@ def check_new_folder(path: Path, what: str = "folder") -> Path:
     """The whole path of a folder that is to be made.
 
     Raises:
-        DataError: something is there, other than an empty folder, or the path is no UTF-8.
+        DataError: something is there, other than an empty folder, or the path is invalid or no UTF-8.
     """
-    whole = check_utf8(path, what).resolve()
-    if whole.exists() and (not whole.is_dir() or any(whole.iterdir())):
+    whole = check_utf8(path, what)
+    try:
+        whole = whole.resolve()
+        taken = whole.exists() and (not whole.is_dir() or any(whole.iterdir()))
+    # RuntimeError: a loop of links; ValueError: an invalid character.
+    except (OSError, RuntimeError, ValueError) as error:
+        raise DataError(f"{what} {path}: cannot be written ({system_reason(error) or error}); choose another") from None
+    if taken:
         raise DataError(f"{what} {path}: is not empty; must be new or empty; choose another, or empty it")
     return whole
 

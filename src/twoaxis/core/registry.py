@@ -5,7 +5,7 @@ import re
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Generic, Literal, TypeVar
 
 from twoaxis.core.config import Config
@@ -189,7 +189,19 @@ class Table(Generic[C]):
     def _load_plugins(self) -> None:
         if self._plugins_loaded:
             return
-        self._plugins_loaded = True
-        for entry in entry_points(group=self._group):
+        own, self._plugins_loaded = dict(self._rows), True
+        try:
+            for entry in entry_points(group=self._group):
+                self.add(self._loaded(entry))
+        except BaseException:
+            # The next use fails as well, and does not go on without these rows.
+            self._rows, self._plugins_loaded = own, False
+            raise
+
+    def _loaded(self, entry: EntryPoint) -> Row[C]:
+        try:
             row: Row[C] | Callable[[], Row[C]] = entry.load()
-            self.add(row if isinstance(row, Row) else row())
+            return row if isinstance(row, Row) else row()
+        except Exception as error:
+            what = f"{self.what} {entry.name!r} of another package, {entry.value}"
+            raise ConfigError(f"{what}: cannot be loaded ({error!r}); repair that package or uninstall it") from error
