@@ -140,6 +140,7 @@ def test_help_shows_the_keywords() -> None:
         (lambda: DeepDelta(d_model=0), "^DeepDelta: d_model=0: must be a whole number >= 1"),
         (lambda: DeepDelta(d_model=4, index=2, n_layers=2), "^DeepDelta: index=2: must be a whole number from 0 to 1"),
         (lambda: DeepDelta(d_model=4, norm_eps=0), "^DeepDelta: norm_eps=0: must be a finite number > 0"),
+        (lambda: ValueResidual(d_model=8, n_kv_heads=3), "^ValueResidual: n_kv_heads=3: must be a divisor of n_heads=4"),
         (lambda: DeepDelta("residual", d_model=4), "^kind='residual': must be 'deep_delta'"),
         (lambda: DeepDelta(ResidualConfig(), d_model=4), r"^DeepDelta: config=.*: must be a DeepDeltaConfig"),
         (lambda: ShortSWA(d_model=4, window=0), "^window=0: must be >= 1"),

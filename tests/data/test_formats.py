@@ -116,6 +116,13 @@ def test_what_is_no_file_is_not_opened(tmp_path: Path) -> None:
     assert parse_corpus(tmp_path / "pipe").to_data()["kind"] == "text"
 
 
+@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
+def test_a_wrong_byte_is_named_where_it_is(mark: bytes) -> None:
+    """Catches offsets that count from behind the byte order mark."""
+    with pytest.raises(ValueError, match=f"^text: byte 0xff at offset {len(mark) + 2} is not UTF-8"):
+        decode_text(mark + b"ab\xff", "text")
+
+
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32"])
 def test_other_encodings_are_named(encoding: str) -> None:
     name = "UTF-32" if encoding == "utf-32" else "UTF-16"

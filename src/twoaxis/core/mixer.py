@@ -154,7 +154,8 @@ def uniform_stack(
     """Returns a stack of equal blocks; with `heads` every sublayer is attention that has these.
 
     Raises:
-        ConfigError: a size that is not a whole number >= 1, or a norm_eps that is not positive.
+        ConfigError: a size that is not a whole number >= 1, kv-heads that do not divide the heads, or a norm_eps that is not
+            positive.
     """
     sizes = {"d_model": d_model, "n_layers": n_layers, "sublayers": sublayers}
     given = {"vocab_size": vocab_size, **heads}
@@ -165,7 +166,14 @@ def uniform_stack(
         raise ConfigError(problem("norm_eps", norm_eps, "a finite number > 0", "leave it out for 1e-6"))
     slots: tuple[SublayerInfo, ...] = ()
     if n_heads := heads.get("n_heads"):
-        shape = HeadShape(n_heads, heads["n_kv_heads"] or n_heads, heads["head_dim"] or max(1, d_model // n_heads))
+        kv_heads = heads["n_kv_heads"] or n_heads
+        if n_heads % kv_heads:
+            raise ConfigError(
+                problem(
+                    "n_kv_heads", kv_heads, f"a divisor of n_heads={n_heads}", "use n_kv_heads=1 or n_heads for the extremes"
+                )
+            )
+        shape = HeadShape(n_heads, kv_heads, heads["head_dim"] or max(1, d_model // n_heads))
         slots = (SublayerInfo("attention", takes_views=True, heads=shape),) * (n_layers * sublayers)
     return LayerStack(d_model, norm_eps, (sublayers,) * n_layers, slots, vocab_size)
 

@@ -67,7 +67,8 @@ def decode_text(content: bytes, where: str, error: type[TwoAxisError] = DataErro
     if found := signature(content):
         raise error(f"{where}: is {found[0]}: must be text in UTF-8; {found[1]}")
     try:
-        return content.decode("utf-8-sig")
+        # With `utf-8-sig`, errors count from behind the mark.
+        return content.decode().removeprefix("\ufeff")
     except UnicodeDecodeError as cause:
         byte = f"byte 0x{content[cause.start]:02x} at offset {cause.start}"
         raise error(f"{where}: {byte} is not UTF-8; convert the text, for example with iconv -t UTF-8") from None
