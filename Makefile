@@ -8,11 +8,13 @@ TITAN  ?= .venv-torchtitan
 TORCH  ?= torch==2.13.0
 STUDY  ?= studies/first.toml
 
-PIP  = -m pip --disable-pip-version-check install -qq
+# Compiled later by all cores, where that is worth it, and not by one.
+PIP  = -m pip --disable-pip-version-check install -qq --no-compile
 BIN  = $(VENV)/bin
 # One thread for each of three workers on two cores, since some tests wait; they take neighbours together and so make what these
 # share once. Tests that compile need a session without shape checks.
-PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q
+# The processes that tests start read compiled files, whatever the caller's setting is.
+PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q
 CORE = $(VENV)/.core-installed
 DEV  = $(VENV)/.dev-installed
 
@@ -80,6 +82,7 @@ $(CORE): $(VENV)/.torch-installed pyproject.toml constraints.txt
 
 $(DEV): $(CORE)
 	$(BIN)/python $(PIP) -c constraints.txt -e '.[dev]'
+	-@$(BIN)/python -m compileall -q -j 0 $(VENV)/lib > /dev/null
 	@touch $@
 
 # The peers ask for older versions of some libraries, so they get an environment of their own.

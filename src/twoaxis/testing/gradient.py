@@ -29,13 +29,13 @@ from twoaxis.testing.toy import (
     with_toy_ids,
 )
 
-DEEP = 10
+DEEP = 9
 """More than the 8 versions of one function that torch.compile keeps."""
 
 
 @slow_check
 def compiles_once(config: AxisConfig) -> None:
-    """A model of 10 layers compiles to one graph without a break, a second step adds none, and the loss is the eager one."""
+    """A model of 9 layers compiles to one graph without a break, a second step adds none, and the loss is the eager one."""
     if isinstance(config, DepthConfig):
         model = toy_decoder(config, n_layers=DEEP, blocks=((ATTENTION,),))
     else:
