@@ -142,6 +142,33 @@ def test_plan(study: StudyConfig) -> None:
 DESIGNS = sorted(path for path in (ROOT / "studies").rglob("*.toml") if path.name != "designs.toml")
 
 
+SWA = {
+    "deep_delta~short_swa@flops": "in the first 4 of 12 blocks, 2 x 4 wide, window 16",
+    "deep_delta_cc~short_swa@flops": "in the first 5 of 12 blocks, 4 x 8 wide, window 16",
+    "block_attnres~short_swa@flops": "in the first 9 of 12 blocks, 2 x 4 wide, window 16",
+    "muddformer~short_swa@flops": "in the first 11 of 12 blocks, 1 x 16 wide, window 16",
+    "mhc~short_swa@flops": "in the first 9 of 12 blocks, 4 x 32 wide, window 16",
+    "denseformer~short_swa@flops": "in the first 5 of 12 blocks, 1 x 4 wide, window 16",
+    "residual_scalars~short_swa@flops": "in the first 1 of 12 blocks, 1 x 8 wide, window 16",
+}
+SIZES = {
+    "first.toml": {"short_conv": 173, "short_swa": 106},
+    "fork.toml": {"short_swa": 106, "both": 102, "wider": 138},
+    "shortcut.toml": {"short_swa": 106},
+    "gpu/fork.toml": SWA,
+    "gpu/shortcut.toml": {
+        **SWA,
+        "deep_delta_cc~wider_stream@flops": 770,
+        "mhc~wider_stream@flops": 782,
+        "deep_delta~wider_feed_forward@params": 2049,
+        "deep_delta_cc~wider_feed_forward@params": 2053,
+        "muddformer~wider_feed_forward@params": 2058,
+        "mhc~wider_feed_forward@params": 2112,
+    },
+}
+"""The sizes that a scan of all candidates finds, by study and arm."""
+
+
 @pytest.mark.parametrize("path", DESIGNS, ids=lambda path: path.stem)
 def test_shipped_studies_can_be_planned(path: Path) -> None:
     try:
@@ -149,3 +176,8 @@ def test_shipped_studies_can_be_planned(path: Path) -> None:
     except TwoAxisError as error:
         pytest.fail(str(error))
     assert plan.runs >= 4
+    name = path.relative_to(ROOT / "studies").as_posix()
+    if not name.startswith("superseded/"):
+        arms = plan.of_role("control", "treatment", "companion")
+        sizes = {arm.name: one.after for arm in arms for one in arm.changes if one.path != "steps"}
+        assert sizes == SIZES.get(name, {})

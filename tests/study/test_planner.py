@@ -1,14 +1,17 @@
 """The plan: arms cost what the design says they cost, companions stand beside the arms they say something about."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from twoaxis.core.errors import ConfigError
 from twoaxis.depth import DEPTH
 from twoaxis.study import StudyConfig
 from twoaxis.study.planning import plan_study
-from twoaxis.study.planning.equal_cost import flops_per_step, spread_over, straight_line
+from twoaxis.study.planning.equal_cost import closest, closest_in_order, flops_per_step, spread_over, straight_line
 from twoaxis.study.planning.study_plan import StudyPlan
 from twoaxis.study.report.text_tables import PLAN_COLUMNS, plan_rows
 
@@ -229,8 +232,8 @@ def test_what_is_left_out_is_said(study_data: dict[str, Any]) -> None:
 @pytest.mark.parametrize("kind", [row.kind for row in DEPTH])
 def test_forms_that_mixers_name_exist(kind: str) -> None:
     row = DEPTH[kind]
-    for example in row.examples:
-        config = row.example(example)
+    for name in row.examples:
+        config = row.example(name)
         for form in (config.controls().static, config.controls().write_only):
             assert form is None or DEPTH.parse(dict(form)) != config
         assert config.controls().streams >= 1
@@ -248,6 +251,48 @@ def test_helpers_of_the_search() -> None:
     assert spread_over(list(range(100)), 3) == [0, 50, 99]
     assert spread_over([1, 2], 5) == [1, 2]
     assert straight_line([(1.0, 2.0)])(5.0) == 2.0
+
+
+def _scan(costs: Sequence[float | None], wanted: float) -> int | None:
+    buildable = [number for number, cost in enumerate(costs) if cost is not None]
+    return closest(buildable, lambda number: costs[number] or 0.0, wanted) if buildable else None
+
+
+PLATEAUS = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 30), st.sampled_from([True, True, False])), max_size=12)
+
+
+@given(PLATEAUS, st.integers(-2, 60), st.sampled_from([1, -1]), st.sampled_from([0.0, 3.0, 1e9]))
+@example([(0, 7, True), (1, 30, True), (1, 30, True)], 3, 1, 1e9)
+def test_the_search_finds_what_a_scan_finds(
+    plateaus: list[tuple[int, int, bool]], halves: int, sign: int, tolerance: float
+) -> None:
+    costs, cost = list[float | None](), 0
+    for step, length, built in plateaus:
+        cost += step
+        costs += [float(sign * cost) if built else None] * length
+    wanted = sign * halves / 2
+    assert closest_in_order(len(costs), costs.__getitem__, wanted, tolerance) == _scan(costs, wanted)
+
+
+@given(st.lists(st.none() | st.integers(0, 40).map(float), max_size=40), st.integers(0, 40))
+def test_without_order_the_search_ends_within_the_tolerance_or_scans(costs: list[float | None], wanted: int) -> None:
+    found, best = closest_in_order(len(costs), costs.__getitem__, wanted, 2.0), _scan(costs, wanted)
+    assert (found is None) == (best is None)
+    if found is not None and found != best:
+        cost = costs[found]
+        assert cost is not None and abs(cost - wanted) <= 2.0
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_search_in_order_asks_for_few_costs(sign: int) -> None:
+    asked = list[int]()
+
+    def cost(number: int) -> float:
+        asked.append(number)
+        return float(sign * number)
+
+    assert closest_in_order(5000, cost, sign * 1234.2, 1.0) == 1234
+    assert len(asked) == len(set(asked)) <= 40
 
 
 def test_a_companion_that_equals_the_control_is_no_second_comparison(study_data: dict[str, Any]) -> None:

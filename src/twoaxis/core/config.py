@@ -1,10 +1,12 @@
 """Frozen configurations, read from files and overrides: types are strict, and an unknown key is an error with a suggestion."""
 
 import copy
+import json
 import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from contextvars import ContextVar
+from functools import lru_cache
 from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
@@ -151,6 +153,15 @@ class Config(BaseModel):
         finally:
             _reads_record.reset(token)
 
+    @classmethod
+    def checked_data(cls, data: Mapping[str, Any]) -> dict[str, Any]:
+        """Checks plain data and returns it with every option, as `from_data` and `to_data` do; equal data is checked once."""
+        try:
+            text = json.dumps(data)
+        except (TypeError, ValueError):
+            return cls.from_data(data).to_data()
+        return json.loads(_checked_text(cls, text, _reads_record.get()))
+
     def to_data(self) -> dict[str, Any]:
         """The configuration as JSON-ready data for `from_data`."""
         return self.model_dump(mode="json")
@@ -174,6 +185,12 @@ class Config(BaseModel):
         """Returns a copy with changed fields, validated like a new configuration."""
         values = {name: getattr(self, name) for name in type(self).model_fields}
         return type(self)(**{**values, **changes})
+
+
+@lru_cache(maxsize=1024)
+def _checked_text(config: type[Config], text: str, recorded: bool) -> str:
+    """The complete data as text; `recorded` is part of the key only."""
+    return json.dumps(config.from_data(json.loads(text)).to_data())
 
 
 def _in_one_line(error: ValidationError, config: type[Config]) -> str:

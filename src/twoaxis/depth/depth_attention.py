@@ -121,20 +121,21 @@ class DepthAttentionConfig(DepthConfig):
 
     def reads(self, stack: LayerStack) -> tuple[StateRead, ...]:
         """All reads of the model, that of the head last if there is one."""
-        count = n_units(stack, self.granularity) + (self.head == "read")
-        after = "state at {}" if self.granularity == "sublayer" else "state after block {}"
-        first = 0 if self.granularity == "sublayer" else 1
-        names = ("embedding", *(after.format(i - first) for i in range(1, count)))
-        found = []
-        for read in range(count):
-            keeps = self.sources(read + 1) - 1 if read + 1 < count else 0
-            found.append(StateRead(names[read + 1 - self.sources(read) : read + 1], keeps))
-        return tuple(found)
+        return tuple(self._read(number, stack) for number in range(self._count(stack)))
+
+    def _count(self, stack: LayerStack) -> int:
+        return n_units(stack, self.granularity) + (self.head == "read")
+
+    def _read(self, number: int, stack: LayerStack) -> StateRead:
+        after, first = ("state at {}", 0) if self.granularity == "sublayer" else ("state after block {}", 1)
+        seen = range(number + 1 - self.sources(number), number + 1)
+        keeps = self.sources(number + 1) - 1 if number + 1 < self._count(stack) else 0
+        return StateRead(tuple(after.format(i - first) if i else "embedding" for i in seen), keeps)
 
     def read_at(self, site: SublayerPosition) -> StateRead | None:
         """The read before this sublayer; None where there is none."""
         unit = unit_of(site, self.granularity)
-        return self.reads(site.stack)[unit.number] if unit.opens else None
+        return self._read(unit.number, site.stack) if unit.opens else None
 
     def form(self, stack: LayerStack) -> ReaderForm:
         """The form of every reader of this model."""

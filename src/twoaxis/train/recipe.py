@@ -1,6 +1,8 @@
 """The recipe of a training run: one frozen configuration, read from one TOML or JSON file."""
 
+import json
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -25,8 +27,13 @@ def _checked_model(data: Any) -> dict[str, Any]:
     if not isinstance(data, Mapping):
         raise ConfigError(problem("model", data, "a table", "see `twoaxis show`"))
     vocab_size = data.get("vocab_size")
-    checked = DecoderConfig.from_data({**data, "vocab_size": ANY_VOCABULARY if vocab_size is None else vocab_size})
-    return {**checked.to_data(), "vocab_size": vocab_size}
+    checked = DecoderConfig.checked_data({**data, "vocab_size": ANY_VOCABULARY if vocab_size is None else vocab_size})
+    return {**checked, "vocab_size": vocab_size}
+
+
+@lru_cache(maxsize=256)
+def _decoder(model: str) -> DecoderConfig:
+    return DecoderConfig.from_data(json.loads(model))
 
 
 ModelField = Annotated[dict[str, Any], BeforeValidator(_checked_model)]
@@ -157,7 +164,8 @@ class TrainConfig(Config):
         if given is not None and given < vocab_size:
             allowed = f"at least the tokenizer's {vocab_size}"
             raise ConfigError(problem("model.vocab_size", given, allowed, "leave it out to use the tokenizer's"))
-        return DecoderConfig.from_data({**self.model, "vocab_size": given or vocab_size})
+        # The same object for equal models, since studies ask for few of them often.
+        return _decoder(json.dumps({**self.model, "vocab_size": given or vocab_size}))
 
 
 def read_recipe(path: Path, overrides: Sequence[str] = ()) -> TrainConfig:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 
 from twoaxis.study.design import ContrastConfig, StudyConfig
 from twoaxis.study.design.rules import STEPS, TOLERANCE, CompanionKind, CompanionMatch
-from twoaxis.study.planning.companions import Companion, applies, matched_companion, sizes_of, unmatched_companions
+from twoaxis.study.planning.companions import Companion, Sizes, applies, matched_companion, sizes_of, unmatched_companions
 from twoaxis.study.planning.equal_cost import (
     THE_CONTROL,
     affordable_steps,
@@ -118,6 +118,7 @@ class CompanionPlanner:
         self.changes: Changes = {}
         self.contrasts = [_planned_contrast(one, recipes) for one in study.contrasts]
         self.notes: list[str] = []
+        self._sizes: dict[CompanionKind, Sizes] = {}
         control = recipes[study.control]
         # A companion tests the depth axis, so only arms that differ there get one.
         arms = [name for name in study.treatments if recipes[name].model["depth"] != control.model["depth"]]
@@ -136,12 +137,12 @@ class CompanionPlanner:
         if unit == "seconds" and self.timer is None:
             self.notes += [f"{name}: {kind} at equal seconds is planned only once seconds are measured" for name in arms]
             return
-        sizes = sizes_of(kind, control)
+        sizes = self._sizes.get(kind) or self._sizes.setdefault(kind, sizes_of(kind, control))
         recipes = [control, *(self.known[name] for name in arms)]
-        cost = cost_per_step(unit, self.timer, recipes, [size.recipe for size in sizes])
-        sizes_by_cost = [(cost(size.recipe), size) for size in sizes]
+        timed = [size.recipe for size in sizes.all()] if unit == "seconds" else ()
+        cost = cost_per_step(unit, self.timer, recipes, timed)
         for name in arms:
-            found = matched_companion(kind, self.known[name], control, sizes_by_cost, cost, unit)
+            found = matched_companion(kind, self.known[name], control, sizes, cost, unit)
             if isinstance(found, str):
                 self.notes.append(f"{name}: {found}")
             else:

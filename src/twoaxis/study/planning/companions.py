@@ -6,12 +6,14 @@ queries and keys the scale of scores, residual scalars everything beyond two lea
 along which it is spent.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any, Literal, NamedTuple
 
 from twoaxis.model import DecoderConfig
 from twoaxis.study.design.rules import CompanionKind, CompanionMatch
-from twoaxis.study.planning.equal_cost import CostOfStep, closest, flops_per_step, parameters, vocab_size
+from twoaxis.study.planning.equal_cost import CostOfStep, closest, closest_in_order, flops_per_step, parameters, vocab_size
 from twoaxis.study.report_data import ChangeData
 from twoaxis.train.recipe import TrainConfig
 
@@ -69,6 +71,22 @@ class Sized(NamedTuple):
     recipe: TrainConfig
 
 
+class Sizes(NamedTuple):
+    """The candidates for a companion, cheapest first, each built when it is asked for.
+
+    Attributes:
+        total: number of them.
+        at: makes a candidate from its number.
+    """
+
+    total: int
+    at: Callable[[int], Sized]
+
+    def all(self) -> list[Sized]:
+        """All candidates."""
+        return [self.at(number) for number in range(self.total)]
+
+
 WHY: Mapping[CompanionKind, str] = {
     "static_weights": "sums over depth with weights that do not depend on the input",
     "write_only": "the same write without the erasure before it",
@@ -103,16 +121,24 @@ def matched_companion(
     kind: CompanionKind,
     arm: TrainConfig,
     control: TrainConfig,
-    sizes: Sequence[tuple[float, Sized]],
+    sizes: Sizes,
     cost: CostOfStep,
     unit: CompanionMatch,
 ) -> Companion | str:
-    """Returns the companion that costs as much as an arm, or the reason why none of the sizes (with their costs) does."""
-    if not sizes:
-        return f"no {kind} at equal {unit}: the control has nothing to widen"
+    """Returns the companion that costs as much as an arm, or the reason why none of the sizes does."""
     extra = cost(arm) - cost(control)
-    spent, best = closest(sizes, lambda size: size[0], cost(arm))
-    got = spent - cost(control)
+
+    def cost_of_size(number: int) -> float:
+        return cost(sizes.at(number).recipe)
+
+    if not sizes.total:
+        return f"no {kind} at equal {unit}: the control has nothing to widen"
+    if unit == "seconds":
+        number = closest(range(sizes.total), cost_of_size, cost(arm))
+    else:
+        allowed = LARGEST_ERROR * extra if extra > 0 else math.inf
+        number = closest_in_order(sizes.total, cost_of_size, cost(arm), allowed) or 0
+    best, got = sizes.at(number), cost_of_size(number) - cost(control)
     if extra <= 0 or abs(got - extra) > LARGEST_ERROR * extra:
         return (
             f"no {kind} at equal {unit}: the arm takes {100 * extra / cost(control):+.2f} % to the control, and the nearest "
@@ -121,10 +147,9 @@ def matched_companion(
     return Companion(kind, WHY[kind], best.recipe.replace(steps=arm.steps), unit, best[:3])
 
 
-def sizes_of(kind: CompanionKind, control: TrainConfig) -> list[Sized]:
+def sizes_of(kind: CompanionKind, control: TrainConfig) -> Sizes:
     """The candidate sizes of a companion, cheapest first."""
-    sizes = {"short_swa": _swa_sizes, "wider_stream": _wider_sizes, "wider_feed_forward": _feed_forward_sizes}
-    return sorted(sizes[kind](control), key=lambda size: flops_per_step(size.recipe))
+    return {"short_swa": _swa_sizes, "wider_stream": _wider_sizes, "wider_feed_forward": _feed_forward_sizes}[kind](control)
 
 
 def applies(kind: CompanionKind, recipe: TrainConfig, control: TrainConfig) -> bool:
@@ -134,43 +159,55 @@ def applies(kind: CompanionKind, recipe: TrainConfig, control: TrainConfig) -> b
     return kind == "short_swa" or recipe.decoder(vocab_size(recipe)).depth.controls().streams > 1
 
 
-def _swa_sizes(control: TrainConfig) -> Iterator[Sized]:
+def _swa_sizes(control: TrainConfig) -> Sizes:
     """The control with a ShortSWA before the other sublayers of its first blocks."""
     model, window = control.decoder(vocab_size(control)), min(SWA_WINDOW, control.data.seq_len)
+    found = list[Sized]()
     for n_blocks in range(1, model.n_layers + 1):
         for n_heads in SWA_HEADS:
             for head_dim in SWA_HEAD_DIMS:
                 swa = {"kind": "short_swa", "window": window, "n_heads": n_heads, "head_dim": head_dim, "output_init": "zero"}
                 words = f"in the first {n_blocks} of {model.n_layers} blocks, {n_heads} x {head_dim} wide, window {window}"
-                yield Sized("short_swa", None, words, _with_model(control, blocks=_blocks_with(model, swa, n_blocks)))
+                found.append(Sized("short_swa", None, words, _with_model(control, blocks=_blocks_with(model, swa, n_blocks))))
+    found.sort(key=lambda size: flops_per_step(size.recipe))
+    return Sizes(len(found), found.__getitem__)
 
 
-def _wider_sizes(control: TrainConfig) -> Iterator[Sized]:
+def _wider_sizes(control: TrainConfig) -> Sizes:
     """The control with a wider stream and sublayers of the same inner widths."""
     model = control.decoder(vocab_size(control))
     blocks = [[_with_inner_widths(sublayer, model.d_model) for sublayer in block] for block in model.blocks]
-    for more in WIDTHS:
-        d_model = model.d_model + more
-        yield Sized("model.d_model", model.d_model, d_model, _with_model(control, d_model=d_model, blocks=blocks))
+
+    @cache
+    def at(number: int) -> Sized:
+        d_model = model.d_model + WIDTHS[number]
+        return Sized("model.d_model", model.d_model, d_model, _with_model(control, d_model=d_model, blocks=blocks))
+
+    return Sizes(len(WIDTHS), at)
 
 
-def _feed_forward_sizes(control: TrainConfig) -> Iterator[Sized]:
+def _feed_forward_sizes(control: TrainConfig) -> Sizes:
     """The control with as many more hidden numbers in every feed-forward, up to twice as many."""
     model = control.decoder(vocab_size(control))
     blocks = [[_with_inner_widths(sublayer, model.d_model) for sublayer in block] for block in model.blocks]
     most = max((data.get("d_ff", 0) for block in blocks for data in block), default=0)
-    for more in sorted({*range(1, min(FINE, most) + 1), *range(1 + most // FINE, most + 1, 1 + most // FINE)}):
+    added = sorted({*range(1, min(FINE, most) + 1), *range(1 + most // FINE, most + 1, 1 + most // FINE)})
+
+    @cache
+    def at(number: int) -> Sized:
+        more = added[number]
         wider = [[data | ({"d_ff": data["d_ff"] + more} if "d_ff" in data else {}) for data in block] for block in blocks]
-        yield Sized("model.blocks.*.d_ff", most, most + more, _with_model(control, blocks=wider))
+        return Sized("model.blocks.*.d_ff", most, most + more, _with_model(control, blocks=wider))
+
+    return Sizes(len(added), at)
 
 
 def _with_model(recipe: TrainConfig, **changes: Any) -> TrainConfig:
     return recipe.replace(model={**recipe.model, **changes})
 
 
-def _blocks_with(model: DecoderConfig, swa: dict[str, Any], n_blocks: int) -> list[list[dict[str, Any]]]:
-    layers = [[sublayer.to_data() for sublayer in block] for block in model.layers]
-    return [([swa] if number < n_blocks else []) + block for number, block in enumerate(layers)]
+def _blocks_with(model: DecoderConfig, swa: dict[str, Any], n_blocks: int) -> list[list[Any]]:
+    return [([swa] if number < n_blocks else []) + list(block) for number, block in enumerate(model.layers)]
 
 
 def _with_inner_widths(sublayer: Any, d_model: int) -> dict[str, Any]:

@@ -3,14 +3,17 @@
 import json
 import math
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
+from itertools import pairwise
 from statistics import fmean, linear_regression
 from typing import Any, TypeVar
 
 from twoaxis.core.config import apply_overrides
-from twoaxis.core.cost import Shape
+from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.errors import ConfigError
 from twoaxis.data import prepare
 from twoaxis.data.tokenizer import BpeConfig, ByteConfig, ByteTokenizer
+from twoaxis.model import DecoderConfig
 from twoaxis.model.cost import decoder_cost
 from twoaxis.study.design.rules import STEPS, MatchConfig, Unit
 from twoaxis.study.report_data import ChangeData
@@ -27,13 +30,23 @@ C = TypeVar("C")
 
 def parameters(recipe: TrainConfig) -> int:
     """Parameters of the model of a recipe, a count."""
-    return decoder_cost(recipe.decoder(vocab_size(recipe)), Shape(1, 1)).params
+    return _cost(recipe, Shape(1, 1)).params
 
 
 def flops_per_token(recipe: TrainConfig) -> float:
     """Training FLOPs per token: three forward passes, since the backward pass computes twice as much."""
     shape = Shape(recipe.batch_size, recipe.data.seq_len)
-    return 3 * decoder_cost(recipe.decoder(vocab_size(recipe)), shape).flops / shape.total_tokens
+    return 3 * _cost(recipe, shape).flops / shape.total_tokens
+
+
+def _cost(recipe: TrainConfig, shape: Shape) -> Cost:
+    decoder: Any = recipe.decoder(vocab_size(recipe))
+    return _cost_of(decoder, shape)
+
+
+@lru_cache(maxsize=4096)
+def _cost_of(decoder: DecoderConfig, shape: Shape) -> Cost:
+    return decoder_cost(decoder, shape)
 
 
 def tokens_per_step(recipe: TrainConfig) -> int:
@@ -127,15 +140,95 @@ def match_cost(
         wanted = to.steps * cost(to)
         best = with_steps(recipe, affordable_steps(wanted, cost(recipe)))
         return best, _changes(arm, data, match, best.steps, wanted, best.steps * cost(best))
-    sizes = _sizes(arm, data, match)
-    cost = cost_per_step(match.on, timer, [to], [one for _, one in sizes])
-    value, best = closest(sizes, lambda one: cost(one[1]), cost(to))
-    return best, _changes(arm, data, match, value, cost(to), cost(best))
+    sizes = _Sizes(arm, data, match)
+    # Seconds are measured, so nothing is known of their order.
+    timed = sizes.all() if match.on == "seconds" else []
+    cost = cost_per_step(match.on, timer, [to], [sizes.recipe(number) for number in timed])
+
+    def cost_of_size(number: int) -> float | None:
+        return cost(recipe) if (recipe := sizes.find(number)) else None
+
+    wanted = cost(to)
+    if match.on == "seconds":
+        best = closest(timed, lambda number: cost(sizes.recipe(number)), wanted)
+    else:
+        best = closest_in_order(len(sizes.values), cost_of_size, wanted, match.tolerance * wanted)
+    if best is None:
+        raise sizes.none()
+    found = sizes.recipe(best)
+    return found, _changes(arm, data, match, sizes.values[best], wanted, cost(found))
 
 
 def closest(candidates: Iterable[C], cost: Callable[[C], float], wanted: float) -> C:
     """Returns the first candidate whose cost is nearest to the wanted one."""
     return min(candidates, key=lambda candidate: abs(cost(candidate) - wanted))
+
+
+PROBES = 9
+"""Candidates, evenly spread, of which costs are compared first."""
+
+
+def closest_in_order(n: int, cost: Callable[[int], float | None], wanted: float, tolerance: float) -> int | None:
+    """Returns the first of n candidates whose cost is nearest to the wanted one, from few costs if they rise or fall in order.
+
+    It searches by halves. If costs are seen not to be in order, or none is within the tolerance, it computes them all.
+
+    Args:
+        n: number of candidates.
+        cost: of a candidate; None for one that cannot be built.
+        wanted: cost.
+        tolerance: largest difference to it that needs no further search.
+
+    Returns:
+        A candidate, or None if none can be built.
+
+    Example:
+        >>> closest_in_order(1000, lambda number: float(number // 10), wanted=41.7, tolerance=1.0)
+        420
+    """
+    known: dict[int, float | None] = {}
+
+    def at(number: int) -> float | None:
+        if number not in known:
+            known[number] = cost(number)
+        return known[number]
+
+    def in_order() -> list[tuple[int, float]]:
+        return sorted((number, found) for number, found in known.items() if found is not None)
+
+    def buildable(numbers: Iterable[int]) -> int | None:
+        return next((number for number in numbers if at(number) is not None), None)
+
+    last = buildable(range(n - 1, -1, -1))
+    for number in spread_over(range(n), PROBES):
+        buildable(range(number, n))
+    if last is None:
+        return None
+    sign = 1 if at(last) == max(found for _, found in in_order()) else -1
+
+    def first_with(least: float) -> int:
+        """The first candidate with at least this cost, times the sign; n if there is none."""
+        low, high, answer = 0, n, n
+        while low < high:
+            middle = (low + high) // 2
+            number = buildable(range(middle, high))
+            if number is not None and sign * (at(number) or 0.0) < least:
+                low = number + 1
+            else:
+                high, answer = middle, answer if number is None else number
+        return answer
+
+    above = first_with(sign * wanted)
+    below = buildable(range(above - 1, -1, -1))
+    if below is not None:
+        first_with(sign * (at(below) or 0.0))
+    costs = [sign * found for _, found in in_order()]
+    best = closest(in_order(), lambda one: one[1], wanted)
+    if any(one > other for one, other in pairwise(costs)) or abs(best[1] - wanted) > tolerance:
+        for number in range(n):
+            at(number)
+        best = closest(in_order(), lambda one: one[1], wanted)
+    return best[0]
 
 
 def affordable_steps(budget: float, cost_of_step: float) -> int:
@@ -160,19 +253,45 @@ def with_steps(recipe: TrainConfig, steps: int) -> TrainConfig:
         raise ConfigError(f"{steps} steps are what the budget leaves: {error}") from None
 
 
-def _sizes(arm: str, data: dict[str, Any], match: MatchConfig) -> list[tuple[int, TrainConfig]]:
-    """The candidate recipes with their values, smallest first."""
-    most = match.at_most or LARGEST_MULTIPLE * max(_value(data, path) for path in match.by)
-    found = []
-    for value in range(match.multiple_of, most + 1, match.multiple_of):
-        try:
-            found.append((value, TrainConfig.from_data(apply_overrides(data, [f"{path}={value}" for path in match.by]))))
-        except ConfigError:
-            # For example a width that is no multiple of the heads.
-            continue
-    if not found:
-        raise ConfigError(f"arm {arm!r}: match.by={match.by[0]!r}: no value up to {most} can be built; raise match.at_most")
-    return found
+class _Sizes:
+    """The candidates for an arm, smallest first, each built when it is asked for.
+
+    Attributes:
+        values: of the key.
+    """
+
+    def __init__(self, arm: str, data: dict[str, Any], match: MatchConfig) -> None:
+        self._arm, self._data, self._paths = arm, data, match.by
+        self._most = match.at_most or LARGEST_MULTIPLE * max(_value(data, path) for path in match.by)
+        self.values = range(match.multiple_of, self._most + 1, match.multiple_of)
+        self._built: dict[int, TrainConfig | None] = {}
+
+    def find(self, number: int) -> TrainConfig | None:
+        """The recipe of a candidate; None if it cannot be built, for example a width that is no multiple of the heads."""
+        if number not in self._built:
+            try:
+                overrides = [f"{path}={self.values[number]}" for path in self._paths]
+                self._built[number] = TrainConfig.from_data(apply_overrides(self._data, overrides))
+            except ConfigError:
+                self._built[number] = None
+        return self._built[number]
+
+    def recipe(self, number: int) -> TrainConfig:
+        """The recipe of a candidate that can be built."""
+        found = self.find(number)
+        assert found is not None
+        return found
+
+    def all(self) -> list[int]:
+        """All candidates that can be built, at least one."""
+        if found := [number for number in range(len(self.values)) if self.find(number) is not None]:
+            return found
+        raise self.none()
+
+    def none(self) -> ConfigError:
+        """The error that no candidate can be built."""
+        found = f"match.by={self._paths[0]!r}: no value up to {self._most} can be built"
+        return ConfigError(f"arm {self._arm!r}: {found}; raise match.at_most")
 
 
 def _changes(
