@@ -1,10 +1,16 @@
 """Scripts of `docs`, `benchmarks` and `examples`, as modules, and what those of `docs` write."""
 
 import importlib.util
+import json
 import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
+
+import pytest
+
+from .made_once import made_once
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -20,7 +26,24 @@ def load_script(path: Path) -> ModuleType:
     return module
 
 
-def printed(module: str, expression: str) -> str:
-    """What an expression over a module of docs gives, in a process without run-time types, which take far longer."""
-    command = [sys.executable, "-c", f"import json; from {module} import *; print({expression}, end='')"]
-    return subprocess.run(command, cwd=DOCS, stdout=subprocess.PIPE, text=True, check=True, encoding="utf-8").stdout
+PAGES = """import json
+from build import claims_page, design_page
+from planner.published.page import published, published_page
+
+rows = [(row.holds, row.why) for paper in published() for row in paper.rows]
+pages = {"design": design_page(), "claims": claims_page(), "published": published_page("published.svg")}
+print(json.dumps({**pages, "rows": rows, "remarks": [paper.remarks for paper in published()]}))
+"""
+
+
+def computed_pages(temporary: pytest.TempPathFactory) -> dict[str, Any]:
+    """The pages of methods, claims and published numbers as computed now, with the rows and remarks of the last.
+
+    One process makes them for all tests, without run-time types, which take far longer.
+    """
+
+    def make(folder: Path) -> None:
+        with open(folder / "pages.json", "wb") as file:
+            subprocess.run([sys.executable, "-c", PAGES], cwd=DOCS, stdout=file, check=True)
+
+    return json.loads((made_once(temporary, "pages", make) / "pages.json").read_bytes())

@@ -1,7 +1,6 @@
 """Predictions beside published tables: exact counts are equal, differences are explained, and the page is up to date."""
 
 import itertools
-import json
 import re
 
 import pytest
@@ -16,15 +15,14 @@ from twoaxis.planner.formulas.roofline import DEPTH_KERNELS, depth_operator, mix
 from twoaxis.planner.methods import methods
 from twoaxis.planner.model import ModelShape
 
-from ..scripts import DOCS, printed
+from ..scripts import DOCS, computed_pages
 
 WORK = {"batch": 1, "tokens": 4096, "context": 0, "tensor": 1, "sequence": "none", "engine": "fused"}
 
 
-def test_page_is_up_to_date_and_every_far_prediction_names_a_remark() -> None:
-    data = "[(row.holds, row.why) for paper in published() for row in paper.rows], [paper.remarks for paper in published()]"
-    found = printed("planner.published.page", f"json.dumps([published_page('published.svg'), {data}])")
-    page, rows, remarks = json.loads(found)
+def test_page_is_up_to_date_and_every_far_prediction_names_a_remark(tmp_path_factory: pytest.TempPathFactory) -> None:
+    found = computed_pages(tmp_path_factory)
+    page, rows, remarks = found["published"], found["rows"], found["remarks"]
     assert (DOCS / "planner" / "published.md").read_text(encoding="utf-8") == page, "run `python docs/build.py published`"
     assert (DOCS / "planner" / "published.svg").exists()
     letters = set(re.findall(r"^\*\*([A-Z])\.\*\*", "\n".join(itertools.chain(*remarks)), re.MULTILINE))

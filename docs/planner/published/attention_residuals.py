@@ -1,12 +1,14 @@
 """Attention Residuals: traffic, training and inference time, memory of long prompts, parameters."""
 
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 from planner.published.row import Published, Row
 from planner.published.runs import PLAIN, Data, numbers, one, params, preset, step_seconds
 from twoaxis.core.cost import Shape
 from twoaxis.core.position import LayerStack
-from twoaxis.depth import DEPTH
+from twoaxis.depth import DEPTH, DepthConfig
 from twoaxis.ledger.stack import trace_stack
 from twoaxis.planner.hardware import read_device
 from twoaxis.planner.setting import ParallelLayout, Setting
@@ -45,14 +47,20 @@ def attention_residuals() -> Published:
     )
 
 
-def _widths(depth: dict[str, Any]) -> list[float]:
+def _widths(depth: dict[str, Any]) -> tuple[float, ...]:
     """Numbers that the least traffic reads and writes, by sublayer, over the width."""
-    mixer, d_model = DEPTH.parse(depth), 4096
+    mixer: Any = DEPTH.parse(depth)
+    return _traced_widths(mixer)
+
+
+@lru_cache(maxsize=8)
+def _traced_widths(mixer: DepthConfig) -> tuple[float, ...]:
+    d_model = 4096
     stack = mixer.prepare(LayerStack(d_model, 1e-6, (2,) * (SUBLAYERS // 2)))
-    return [operation.moved / (2 * d_model) for operation in trace_stack(mixer, stack, Shape(1, 1, 2)).sublayers]
+    return tuple(operation.moved / (2 * d_model) for operation in trace_stack(mixer, stack, Shape(1, 1, 2)).sublayers)
 
 
-def _mean(values: list[float]) -> float:
+def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 

@@ -6,6 +6,7 @@ Letters: T tokens, d width of all heads, w window along positions, K window alon
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -64,6 +65,7 @@ def declared_along_depth(T: int, L: int, d: int, K: int | None = None) -> int:
     return flops[0] - flops[1] + L * _one_query(1, 1, d, rows=T)
 
 
+@lru_cache(maxsize=1024)
 def _one_query(keys: int, window: int, d: int, rows: int) -> int:
     """Multiply-adds of one query per row, counted by torch on the meta device."""
     q, k, v = (torch.empty(rows, HEADS, n, d // HEADS, device="meta") for n in (1, keys, keys))
@@ -108,6 +110,8 @@ RUNNING = (
 def compute() -> Finding:
     """Compares counted and declared operations over the grids, counts running decoders, and fits all exponents."""
     found, rows = Evidence(), []
+    # Points of a grid share counts, of the operator as it is now.
+    _one_query.cache_clear()
     for name, counted, declared, grid, expected in CASES:
         counts = {
             what: [count(**point) for point in points(grid)] for what, count in (("operator", counted), ("ledger", declared))

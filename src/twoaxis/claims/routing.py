@@ -4,8 +4,9 @@ Letters: B batch, T position, D width, H heads, S sources.
 """
 
 from collections.abc import Iterator
-from copy import deepcopy
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -134,21 +135,30 @@ def measure(config: DepthConfig) -> Dependence:
     run = trace(model, tokens())
     one, other, alike = _inputs(run, "one"), _inputs(run, "other"), _inputs(run, "alike", same_tokens=True)
     newest = one._replace(updates=[*one.updates[: READER - 1], *other.updates[READER - 1 :]])
-    on_input = _differ(_derivatives(model, one), _derivatives(model, other)) and not turns_with_inputs(model, run)
+    derivatives = _derivatives(model, one)
+    on_input = _differ(derivatives, _derivatives(model, other)) and not turns_with_inputs(model, run)
     same = _read(model, alike)
     on_position = _differ(same, [view[:, :1].expand_as(view) for view in same])
-    on_reader = on_input and _differ(_derivatives(model, one), _derivatives(model, newest))
+    on_reader = on_input and _differ(derivatives, _derivatives(model, newest))
     on_reader = on_reader and not _only_competes(model, one, newest)
     return Dependence(on_input, on_reader, on_position, _form(config, model, run))
 
 
-def _with_plain_norms(model: Decoder) -> Decoder:
-    """A copy with norms as they start: equal gains, which keep a mean of 0 at 0, and no bias."""
-    model = deepcopy(model)
-    for _, parameter, declaration in declarations(model):
-        if declaration.tag == "norm" and isinstance(declaration.init, Constant):
-            parameter.data.fill_(declaration.init.value)
-    return model
+@contextmanager
+def _plain_norms(model: Decoder) -> Iterator[None]:
+    """Norms as they start within the block: equal gains, which keep a mean of 0 at 0, and no bias."""
+    norms = [
+        (parameter, declaration.init.value, parameter.detach().clone())
+        for _, parameter, declaration in declarations(model)
+        if declaration.tag == "norm" and isinstance(declaration.init, Constant)
+    ]
+    try:
+        for parameter, start, _ in norms:
+            parameter.fill_(start)
+        yield
+    finally:
+        for parameter, _, own in norms:
+            parameter.copy_(own)
 
 
 def _form(config: DepthConfig, model: Decoder, run: Trace) -> str:
@@ -166,10 +176,10 @@ def turns_with_inputs(model: Decoder, run: Trace) -> bool:
     Flips keep every norm and mean (channels come in opposite pairs) and commute with static weights of sources, heads and
     channels, so only comparisons of contents with learned vectors break the equivariance. The bias of a norm is no such vector.
     """
-    model = _with_plain_norms(model)
     inputs = tree_map(_paired, _inputs(run, "paired"))
     flipped = tree_map(_flipped, inputs)
-    return not _differ([_flipped(view) for view in _read(model, inputs)], _read(model, flipped))
+    with _plain_norms(model):
+        return not _differ([_flipped(view) for view in _read(model, inputs)], _read(model, flipped))
 
 
 def _paired(x: Tensor) -> Tensor:
@@ -184,6 +194,10 @@ def _flipped(x: Tensor) -> Tensor:
     return x * signs.repeat(-(-x.shape[-1] // 12))[: x.shape[-1]]
 
 
+_noise = lru_cache(maxsize=1024)(noise)
+"""Most mixers are measured on the same numbers; no mixer writes into what it is given."""
+
+
 def _inputs(run: Trace, name: str, same_tokens: bool = False) -> Inputs:
     """Noise in the shapes of all inputs of a pass."""
     count = 0
@@ -193,8 +207,8 @@ def _inputs(run: Trace, name: str, same_tokens: bool = False) -> Inputs:
         count += 1
         shape = tuple(like.shape)
         if not same_tokens:
-            return noise(shape, f"claims/{name}/{count}")
-        return noise((shape[0], 1, *shape[2:]), f"claims/{name}/{count}").expand(shape).contiguous()
+            return _noise(shape, f"claims/{name}/{count}")
+        return _noise((shape[0], 1, *shape[2:]), f"claims/{name}/{count}").expand(shape).contiguous()
 
     updates = [fresh(update) for update in run.updates]
     return Inputs(fresh(run.left), updates, [tree_map(fresh, heads) for heads in run.heads])
