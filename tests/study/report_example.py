@@ -12,6 +12,7 @@ from typing import Any, Literal
 import numpy as np
 from scipy.special import stdtr, stdtrit
 
+from twoaxis.display.figures import Figure
 from twoaxis.study.figures import study_figures
 from twoaxis.study.page import render_page
 from twoaxis.study.report_data import (
@@ -70,7 +71,13 @@ DIVERGED = ("mhc~static", 2)
 @cache
 def example_page() -> str:
     """The page of the example."""
-    return render_page(example(), study_figures(example()))
+    return render_page(example(), example_figures())
+
+
+@cache
+def example_figures() -> list[Figure]:
+    """The figures of the example."""
+    return study_figures(example())
 
 
 @cache

@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 
 from twoaxis.display import numbers as words
-from twoaxis.study.figures import study_figures
 
 from ..browsing import Seen, launched_browser, looking, needs_browser
-from .report_example import example, example_page
+from .report_example import example, example_figures, example_page
 
 MOST_BYTES = 5_000_000
 
@@ -70,7 +69,7 @@ def test_every_figure_is_drawn(see: Any) -> None:
         seen = see(width)
         seen.open_everything()
         drawn = seen.page.evaluate(DRAWN)
-        assert {one["id"] for one in drawn} == {f"figure-{figure.name}" for figure in study_figures(example())}
+        assert {one["id"] for one in drawn} == {f"figure-{figure.name}" for figure in example_figures()}
         for one in drawn:
             assert one["shown"] == 1, f"{one['id']} is shown {one['shown']} times"
             assert one["width"] > 250 and one["height"] > 60 and one["marks"] > 15, one

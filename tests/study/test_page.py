@@ -5,7 +5,6 @@ import io
 import json
 import re
 import statistics
-from functools import cache
 from html import unescape
 from html.parser import HTMLParser
 from itertools import pairwise
@@ -21,14 +20,14 @@ from hypothesis import strategies as st
 from twoaxis.display import numbers as words
 from twoaxis.display.html import POLICY, breakable
 from twoaxis.display.theme import ARMS
-from twoaxis.study.figures import Figure, study_figures
+from twoaxis.study.figures import study_figures
 from twoaxis.study.figures.labels import Frame, place_labels, spread
 from twoaxis.study.page import render_page
 from twoaxis.study.report import write_report_files
 from twoaxis.study.report.text_tables import csv_tables
 from twoaxis.study.report_data import GateData, PairingData, ReportData, TuningData
 
-from .report_example import CONTROL, DIVERGED, example, example_page
+from .report_example import CONTROL, DIVERGED, example, example_figures, example_page
 
 FRAME = Frame((0, 400), (0, 300), 400, 300)
 
@@ -63,11 +62,6 @@ class Page(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         self.text += "" if self.silent else data
-
-
-@cache
-def figures() -> list[Figure]:
-    return study_figures(example())
 
 
 @pytest.fixture(scope="module")
@@ -141,7 +135,7 @@ def test_readers_see_no_placeholders(page: Page) -> None:
 
 
 def test_every_figure_is_told_in_words(page: Page) -> None:
-    names = [figure.name for figure in figures()]
+    names = [figure.name for figure in example_figures()]
     assert names[:9] == [
         "differences",
         "charged",
@@ -156,12 +150,17 @@ def test_every_figure_is_told_in_words(page: Page) -> None:
     assert len(names) == len(set(names)) == 14
     assert len(page.labels) == 2 * len(names), "one for each width"
     assert all(
-        figure.alternative in unescape(label) for figure in figures() for label in page.labels if figure.title + "." in label
+        figure.alternative in unescape(label)
+        for figure in example_figures()
+        for label in page.labels
+        if figure.title + "." in label
     )
     data = example()
     for name, arm in data.arms.items():
         if arm.mean_loss is not None and not arm.control:
-            assert all(name in figure.alternative for figure in figures() if figure.name in ("differences", "losses", "costs"))
+            assert all(
+                name in figure.alternative for figure in example_figures() if figure.name in ("differences", "losses", "costs")
+            )
 
 
 def drawings() -> dict[str, list[str]]:
@@ -179,9 +178,9 @@ def test_figures_name_every_arm_they_draw() -> None:
 def test_figures_follow_the_schema_of_vega_lite() -> None:
     # Few arms: the check is slow, and more of them are drawn alike.
     drawn = study_figures(example(2, ("muddformer", "muddformer~static")))
-    assert {figure.name for figure in drawn} >= {figure.name for figure in figures()[:9]}
+    assert {figure.name for figure in drawn} >= {figure.name for figure in example_figures()[:9]}
     check = jsonschema.Draft7Validator(alt.load_schema())
-    for figure in (*drawn, *figures()[9:]):
+    for figure in (*drawn, *example_figures()[9:]):
         assert check.is_valid(json.loads(json.dumps(figure.wide))), figure.name
     assert not check.is_valid({**drawn[0].wide, "hconcat": 1, "layer": 2})
 

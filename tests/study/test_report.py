@@ -10,6 +10,7 @@ import pytest
 from twoaxis.core.errors import StudyError
 from twoaxis.data import prepare
 from twoaxis.display import numbers as words
+from twoaxis.display.figures import Figure
 from twoaxis.study import StudyConfig
 from twoaxis.study.figures import NAMES
 from twoaxis.study.report import Report, read_study_folder, write_report
@@ -56,6 +57,15 @@ def test_a_report_before_any_run_has_finished(trainer: FakeTrainer) -> None:
     assert report.data.arms["delta"].verdict is None and not report.data.complete
 
 
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files and places of figures without drawing them, which other tests of this file do."""
+    monkeypatch.setattr(Figure, "svg", lambda figure: "")
+    monkeypatch.setattr(Figure, "png", lambda figure: b"")
+    monkeypatch.setattr(Figure, "inline", lambda figure, width: "")
+
+
+@pytest.mark.usefixtures("undrawn")
 def test_broken_pairs_stand_out(trainer: FakeTrainer) -> None:
     trainer.actions["delta/1"] = ["other start"]
     trainer.run()
@@ -72,6 +82,7 @@ def test_no_study_no_report(trainer: FakeTrainer, tmp_path: Path) -> None:
         write_report(tmp_path)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_what_a_report_no_longer_shows_is_removed(trainer: FakeTrainer) -> None:
     trainer.spread(delta=-0.1)
     trainer.run()

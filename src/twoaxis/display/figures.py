@@ -37,11 +37,11 @@ class Figure:
 
     def svg(self) -> str:
         """The figure as a self-contained file, with its title and a white background."""
-        return _renumbered(vl_convert.vegalite_to_svg(self._alone), self.name)
+        return self._drawn
 
     def png(self) -> bytes:
         """The self-contained figure as a PNG image."""
-        return vl_convert.vegalite_to_png(self._alone, scale=PNG_SCALE)
+        return vl_convert.svg_to_png(self._drawn, scale=PNG_SCALE)
 
     def inline(self, width: Width) -> str:
         """The figure as part of a page, which provides heading, font and colours."""
@@ -64,9 +64,10 @@ class Figure:
             return {**self.draw(width).to_dict(validate=False), "config": STYLE, "padding": 4}
 
     @cached_property
-    def _alone(self) -> str:
+    def _drawn(self) -> str:
         title = {"text": self.title, "subtitle": textwrap.wrap(self.caption, 150), "frame": "bounds", "offset": 14}
-        return json.dumps({**self.wide, "title": title, "padding": 16})
+        svg = vl_convert.vegalite_to_svg(json.dumps({**self.wide, "title": title, "padding": 16}))
+        return _renumbered(svg, self.name)
 
 
 _WORDLESS = re.compile(
