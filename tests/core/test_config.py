@@ -119,6 +119,21 @@ def test_round_trip_of_a_decoder() -> None:
     assert [len(block) for block in again.layers] == [2, 1]
 
 
+def test_checked_data_is_what_a_configuration_says_and_belongs_to_the_caller() -> None:
+    data: dict[str, Any] = {"vocab_size": 16, "d_model": 8, "n_layers": 2}
+    for _ in range(2):
+        found = DecoderConfig.checked_data(data)
+        assert found == DecoderConfig.from_data(data).to_data() and found["embedding_std"] is None
+        found["blocks"].clear()
+    record = TrainConfig.from_record({"model": data})
+    assert record.model["embedding_std"] == 0.02, "a record means what was computed before"
+    assert TrainConfig.from_data({"model": data}).model["embedding_std"] is None
+    with pytest.raises(ConfigError, match="d_model"):
+        DecoderConfig.checked_data({**data, "d_model": True})
+    with pytest.raises(ConfigError, match="nope"):
+        DecoderConfig.checked_data({**data, "nope": 1})
+
+
 def test_replace_checks_again() -> None:
     config = DecoderConfig(**SIZES)
     assert config.replace(n_layers=3).n_layers == 3

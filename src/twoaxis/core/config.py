@@ -158,9 +158,11 @@ class Config(BaseModel):
         """Checks plain data and returns it with every option, as `from_data` and `to_data` do; equal data is checked once."""
         try:
             text = json.dumps(data)
-        except (TypeError, ValueError):
-            return cls.from_data(data).to_data()
-        return json.loads(_checked_text(cls, text, _reads_record.get()))
+            # JSON turns a key that is a number into text.
+            plain = json.loads(text) == data
+        except (TypeError, ValueError, RecursionError):
+            text, plain = "", False
+        return json.loads(_checked_text(cls, text, _reads_record.get())) if plain else cls.from_data(data).to_data()
 
     def to_data(self) -> dict[str, Any]:
         """The configuration as JSON-ready data for `from_data`."""

@@ -189,9 +189,7 @@ def closest_in_order(n: int, cost: Callable[[int], float | None], wanted: float,
     known: dict[int, float | None] = {}
 
     def at(number: int) -> float | None:
-        if number not in known:
-            known[number] = cost(number)
-        return known[number]
+        return known[number] if number in known else known.setdefault(number, cost(number))
 
     def in_order() -> list[tuple[int, float]]:
         return sorted((number, found) for number, found in known.items() if found is not None)
@@ -222,9 +220,9 @@ def closest_in_order(n: int, cost: Callable[[int], float | None], wanted: float,
     below = buildable(range(above - 1, -1, -1))
     if below is not None:
         first_with(sign * (at(below) or 0.0))
-    costs = [sign * found for _, found in in_order()]
     best = closest(in_order(), lambda one: one[1], wanted)
-    if any(one > other for one, other in pairwise(costs)) or abs(best[1] - wanted) > tolerance:
+    ordered = all(sign * one <= sign * other for (_, one), (_, other) in pairwise(in_order()))
+    if not ordered or abs(best[1] - wanted) > tolerance:
         for number in range(n):
             at(number)
         best = closest(in_order(), lambda one: one[1], wanted)
