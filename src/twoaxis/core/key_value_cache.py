@@ -1,4 +1,4 @@
-"""The key-value cache: an immutable value over a buffer that grows in place if no other value uses the room.
+"""Key-value caches: an immutable value over a buffer that grows in place if no other value uses the room, and a ring.
 
 Letters: B batch, N rows of it, G kv-heads, S new keys, C all keys that a query may see, K key width, V value width.
 """
@@ -85,6 +85,29 @@ class KeyValueCache:
         cache = KeyValueCache(self.window, buffer, stop - kept, stop)
         return buffer.keys[:, :, start:stop], buffer.values[:, :, start:stop], cache._compact()
 
+    def arranged(self, of_keys: Int[Tensor, "_ C"] | None) -> Int[Tensor, "_ C"] | None:
+        """Puts what belongs to the visible tokens, oldest first, in the order of the keys."""
+        return of_keys
+
+    def fixed(self, capacity: int, slot: Int[Tensor, ""]) -> "KeyValueCache | KeyValueRing":
+        """A cache of the same tokens whose size stays: a ring of as many tokens, or of the window if that is smaller.
+
+        Where a mixer rewrites all keys with each token, a cache of `capacity` tokens, padded with zeros on the left.
+
+        Args:
+            capacity: at least the tokens that it will hold.
+            slot: the number of the next token, which the ring counts on.
+        """
+        keys, values = self._padded(self.length)
+        if isinstance(self._buffer, _Whole):
+            return KeyValueCache.of(*self.last(capacity)._padded(capacity))
+        size = capacity if self.window is None else min(capacity, self.window)
+        kept = self.last(size)
+        places = (slot - torch.arange(kept.length, 0, -1, device=slot.device)) % size
+        ring = (x.new_zeros(*x.shape[:2], size, x.shape[3]) for x in (keys, values))
+        filled = [room.index_copy_(2, places, x) for room, x in zip(ring, kept._padded(kept.length), strict=True)]
+        return KeyValueRing(*filled, slot)
+
     def rows(self, rows: Int[Tensor, " N"]) -> "KeyValueCache":
         """The cache of these rows of the batch, in new storage."""
         if self._buffer is None:
@@ -129,6 +152,41 @@ class KeyValueCache:
             return self
         buffer = _Buffer(*self.past(), self.length + max(64, self.window))
         return KeyValueCache(self.window, buffer, 0, self.length)
+
+
+@dataclass(frozen=True, eq=False)
+class KeyValueRing:
+    """Keys and values of the last tokens in room that stays, where each token replaces the oldest one.
+
+    Not a value like `KeyValueCache`: what it was before is written over. So one program serves every step.
+
+    Attributes:
+        keys: of token i at the place i modulo their number.
+        values: likewise.
+        slot: the number of the next token.
+    """
+
+    keys: AllKeys
+    values: AllValues
+    slot: Int[Tensor, ""]
+
+    @property
+    def length(self) -> int:
+        """Number of places; those of no token yet hold zeros."""
+        return self.keys.shape[2]
+
+    def extend(self, keys: Keys, values: Values) -> tuple[AllKeys, AllValues, "KeyValueRing"]:
+        """Writes one token, and returns all keys and values, and the next cache."""
+        place = (self.slot % self.length).reshape(1)
+        self.keys.index_copy_(2, place, keys)
+        self.values.index_copy_(2, place, values)
+        return self.keys, self.values, replace(self, slot=self.slot + 1)
+
+    def arranged(self, of_keys: Int[Tensor, "_ C"] | None) -> Int[Tensor, "_ C"] | None:
+        """Puts what belongs to the visible tokens, oldest first, in the order of the keys, behind `extend`."""
+        if of_keys is None:
+            return None
+        return of_keys[:, (torch.arange(self.length, device=self.slot.device) - self.slot) % self.length]
 
 
 class _Whole(_Buffer):

@@ -13,7 +13,7 @@ from torch import Tensor
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.design import InitEquivalence, MixingDesign
 from twoaxis.core.errors import ConfigError, problem
-from twoaxis.core.key_value_cache import KeyValueCache
+from twoaxis.core.key_value_cache import KeyValueCache, KeyValueRing
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.position import SublayerPosition
 from twoaxis.local.base import LocalConfig, LocalMixer, WindowKind, window_documents, window_pairs
@@ -144,15 +144,17 @@ class LocalSWA(LocalMixer, config=LocalSWAConfig):
         self,
         x: Float[Tensor, "B T C"],
         layout: TokenLayout,
-        cache: KeyValueCache | None = None,
+        cache: KeyValueCache | KeyValueRing | None = None,
         context: Float[Tensor, "B T D"] | None = None,
-    ) -> tuple[Float[Tensor, "B T C"], KeyValueCache | None]:
+    ) -> tuple[Float[Tensor, "B T C"], KeyValueCache | KeyValueRing | None]:
         """Returns the mixed channels and the extended cache."""
         config = self.config
         q, k, v = self._heads(x, layout)
         if cache is not None:
             k, v, cache = cache.extend(k, v)
         documents, seen = window_documents(layout, config.window, config.window_kind, k.shape[2])
+        if cache is not None:
+            seen = cache.arranged(seen)
         y = local_attention(q, k, v, window=config.window, documents=documents, key_documents=seen, impl=config.impl)
         update = self.output(y.transpose(1, 2).flatten(2))
         y = x + update if config.form == "residual" else update

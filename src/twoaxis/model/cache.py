@@ -100,7 +100,7 @@ def select_rows(value: Any, rows: Int[Tensor, " N"], batch: int) -> Any:
             return tensor.rows(rows)
         return tensor if tensor.shape[0] == 1 != batch else tensor[rows.to(tensor.device)]
 
-    return _walk(select, [value])
+    return walk(select, [value])
 
 
 def keep_rows(cache: DecoderCache, rows: Int[Tensor, " N"]) -> DecoderCache:
@@ -128,7 +128,7 @@ def join_rows(caches: Sequence[DecoderCache]) -> DecoderCache:
         raise ConfigError(problem("caches", counts, "at least one, each with tokens", "run the prompts first"))
     tokens = max(_columns(cache) for cache in caches)
     documents = [_documents(cache, tokens, count) for cache, count in zip(caches, counts, strict=True)]
-    carried = _walk(lambda parts: _join(parts, counts), [_carried(cache) for cache in caches])
+    carried = walk(lambda parts: _join(parts, counts), [_carried(cache) for cache in caches])
     positions = torch.cat([cache.positions for cache in caches if cache.positions is not None])
     length = int(positions.max()) + 1
     return _without_padding(DecoderCache(length=length, positions=positions, documents=torch.cat(documents), **carried))
@@ -143,7 +143,7 @@ def _without_padding(cache: DecoderCache) -> DecoderCache:
         (tensor,) = tensors
         return tensor.last(length) if isinstance(tensor, KeyValueCache) else tensor
 
-    carried = _walk(cut, [_carried(cache)])
+    carried = walk(cut, [_carried(cache)])
     documents = cache.documents
     if documents is not None:
         # A convolution may hold more tokens than that, and needs the documents of all of them.
@@ -195,11 +195,11 @@ def _tensors(value: Any) -> Iterator[Tensor]:
         found.extend(parts)
         return parts[0]
 
-    _walk(note, [value])
+    walk(note, [value])
     return (part for part in found if isinstance(part, Tensor))
 
 
-def _walk(change: Callable[[Sequence[Any]], Any], values: Sequence[Any]) -> Any:
+def walk(change: Callable[[Sequence[Any]], Any], values: Sequence[Any]) -> Any:
     """Maps `change` over the tensors and key-value caches at the same position of all values; results are nested alike."""
     first = values[0]
     if first is None or isinstance(first, int | float | str):
@@ -207,13 +207,13 @@ def _walk(change: Callable[[Sequence[Any]], Any], values: Sequence[Any]) -> Any:
     if isinstance(first, Tensor | KeyValueCache):
         return change(values)
     if isinstance(first, Mapping):
-        return {key: _walk(change, [value[key] for value in values]) for key in first}
+        return {key: walk(change, [value[key] for value in values]) for key in first}
     if isinstance(first, tuple | list):
-        items = [_walk(change, parts) for parts in zip(*values, strict=True)]
+        items = [walk(change, parts) for parts in zip(*values, strict=True)]
         return type(first)(*items) if hasattr(first, "_fields") else type(first)(items)
     if dataclasses.is_dataclass(first) and not isinstance(first, type):
         names = [field.name for field in dataclasses.fields(first)]
-        fields = {name: _walk(change, [getattr(value, name) for value in values]) for name in names}
+        fields = {name: walk(change, [getattr(value, name) for value in values]) for name in names}
         return dataclasses.replace(first, **fields)
     allowed = "made of tensors, tuples, mappings and dataclasses"
     raise ConfigError(problem("cache", type(first).__name__, allowed, "write the mixer's cache with these"))

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from twoaxis.core.cost import Cost, Shape, visible_pairs
 from twoaxis.core.errors import ConfigError, problem
-from twoaxis.core.key_value_cache import KeyValueCache
+from twoaxis.core.key_value_cache import KeyValueCache, KeyValueRing
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.parameters import Constant, Normal, extra_output, with_extra
 from twoaxis.core.position import HeadShape, KeyNorm, SublayerPosition
@@ -182,7 +182,7 @@ class HeadsConfig(OutputOptions, GroupedHeadOptions, PlacesConfig, SequenceConfi
 class AttentionCache:
     """The cache of attention: keys and values, and the caches of its local mixers."""
 
-    keys: KeyValueCache
+    keys: KeyValueCache | KeyValueRing
     local: Places
 
 
@@ -343,11 +343,13 @@ class SoftmaxAttention(LocalPlaces, HeadMixer):
                     "of this library; leave attn_implementation out"
                 )
             return layout.attend(self, q, k, v), cache
+        documents = layout.documents
         if cache is not None:
             k, v, keys = cache.keys.extend(k, v)
             cache = replace(cache, keys=keys)
-        documents = layout.documents
         key_documents = None if documents is None else layout.key_documents(k.shape[2])
+        if cache is not None:
+            key_documents = cache.keys.arranged(key_documents)
         y = local_attention(
             q,
             k,
