@@ -41,12 +41,14 @@ class Peer:
         model: the module whose gradients a step fills.
         logits: tokens [B T] -> logits [B T V], differentiable.
         decode: (tokens [B T], n) -> the n greedily chosen tokens [B n], computed with a cache.
+        decode_compiled: the same by its own compiled step on a cache of fixed size; None where it has none.
     """
 
     name: str
     model: nn.Module
     logits: Callable[[Tensor], Tensor]
     decode: Callable[[Tensor, int], Tensor]
+    decode_compiled: Callable[[Tensor, int], Tensor] | None = None
 
     def loss_step(self, tokens: Tensor) -> Tensor:
         """Runs forward and backward on tokens [B T+1] and returns the mean loss in nats per token."""
@@ -64,7 +66,7 @@ class Peer:
 def hugging_face(shape: PeerShape) -> Peer | None:
     """`LlamaForCausalLM` of transformers, decoding with its `generate`."""
     try:
-        from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
+        from transformers import CompileConfig, GenerationConfig, LlamaConfig, LlamaForCausalLM
     except ImportError as error:
         return _missing("transformers", error)
     options: dict[str, Any] = {"attn_implementation": "sdpa"}
@@ -93,7 +95,15 @@ def hugging_face(shape: PeerShape) -> Peer | None:
         greedy = GenerationConfig(max_new_tokens=n, min_new_tokens=n, do_sample=False, use_cache=True)
         return model.generate(tokens, attention_mask=torch.ones_like(tokens), generation_config=greedy)[:, -n:]
 
-    return Peer("transformers", model, logits, decode)
+    @torch.no_grad()
+    def decode_compiled(tokens: Tensor, n: int) -> Tensor:
+        # Without the private option, steps are compiled on other devices only.
+        compiling = CompileConfig(fullgraph=True, dynamic=False, mode="default", _compile_all_devices=True)
+        static: dict[str, Any] = {"cache_implementation": "static", "compile_config": compiling}
+        greedy = GenerationConfig(max_new_tokens=n, min_new_tokens=n, do_sample=False, **static)
+        return model.generate(tokens, attention_mask=torch.ones_like(tokens), generation_config=greedy)[:, -n:]
+
+    return Peer("transformers", model, logits, decode, decode_compiled)
 
 
 def litgpt(shape: PeerShape) -> Peer | None:

@@ -26,6 +26,7 @@ COMPILING = (
     "conformance",
     "interop/engines/test_contract.py",
     "ledger/test_meter.py",
+    "model/test_static_cache.py",
     "study/test_timing.py",
     "train/test_compile.py",
 )

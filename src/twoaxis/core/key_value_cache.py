@@ -89,7 +89,7 @@ class KeyValueCache:
         """Puts what belongs to the visible tokens, oldest first, in the order of the keys."""
         return of_keys
 
-    def fixed(self, capacity: int, slot: Int[Tensor, ""]) -> "KeyValueCache | KeyValueRing":
+    def static(self, capacity: int, slot: Int[Tensor, ""]) -> "KeyValueCache | KeyValueRing":
         """A cache of the same tokens whose size stays: a ring of as many tokens, or of the window if that is smaller.
 
         Where a mixer rewrites all keys with each token, a cache of `capacity` tokens, padded with zeros on the left.
@@ -98,15 +98,12 @@ class KeyValueCache:
             capacity: at least the tokens that it will hold.
             slot: the number of the next token, which the ring counts on.
         """
-        keys, values = self._padded(self.length)
         if isinstance(self._buffer, _Whole):
             return KeyValueCache.of(*self.last(capacity)._padded(capacity))
         size = capacity if self.window is None else min(capacity, self.window)
-        kept = self.last(size)
-        places = (slot - torch.arange(kept.length, 0, -1, device=slot.device)) % size
-        ring = (x.new_zeros(*x.shape[:2], size, x.shape[3]) for x in (keys, values))
-        filled = [room.index_copy_(2, places, x) for room, x in zip(ring, kept._padded(kept.length), strict=True)]
-        return KeyValueRing(*filled, slot)
+        places = (slot - torch.arange(self.length, 0, -1, device=slot.device)) % size
+        keys, values = (x.new_zeros(*x.shape[:2], size, x.shape[3]).index_copy_(2, places, x) for x in self.past())
+        return KeyValueRing(keys, values, slot)
 
     def rows(self, rows: Int[Tensor, " N"]) -> "KeyValueCache":
         """The cache of these rows of the batch, in new storage."""

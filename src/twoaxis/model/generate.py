@@ -18,6 +18,7 @@ from twoaxis.core.config import Config
 from twoaxis.core.errors import ConfigError, DataError, nearest, problem
 from twoaxis.core.layout import TokenLayout
 from twoaxis.model.decoder import Decoder
+from twoaxis.model.static_cache import StaticSteps, histories_are_full
 
 
 @contextmanager
@@ -125,6 +126,7 @@ def generate(
     stop_token: int | frozenset[int] | None = None,
     prefill_chunk_tokens: int | None = None,
     vocab_size: int | None = None,
+    compile: bool = False,
 ) -> list[list[int]]:
     """Continues each prompt; the result of a row does not depend on the other rows or their lengths.
 
@@ -139,6 +141,8 @@ def generate(
         prefill_chunk_tokens: process prompts in pieces of this length, to bound memory; None takes them whole.
         vocab_size: only ids below it are chosen: the size of the tokenizer, where the vocabulary of the model is padded
             beyond that; None allows all.
+        compile: compile the step from one token to the next, once for each number of rows and each 256 tokens of room; needs a
+            C++ compiler, or a GPU. It pays for many tokens.
 
     Returns:
         The new tokens of each row.
@@ -156,7 +160,7 @@ def generate(
     results: list[list[int]] = [[] for _ in prompts]
     finished = [False] * len(prompts)
     stops = stop_token if isinstance(stop_token, frozenset) else {stop_token}
-    for tokens in stream(model, prompts, max_new_tokens, sampling, prefill_chunk_tokens, vocab_size):
+    for tokens in stream(model, prompts, max_new_tokens, sampling, prefill_chunk_tokens, vocab_size, compile=compile):
         for row, token in enumerate(tokens):
             finished[row] = finished[row] or token in stops
             if not finished[row]:
@@ -220,6 +224,7 @@ def stream(
     prefill_chunk_tokens: int | None = None,
     vocab_size: int | None = None,
     generators: Sequence[torch.Generator] | None = None,
+    compile: bool = False,
 ) -> Iterator[list[int]]:
     """Yields the next token of every row, `max_new_tokens` times; arguments and errors as in `generate`.
 
@@ -232,7 +237,8 @@ def stream(
     def choose(hidden: Float[Tensor, "B T D"]) -> Int[Tensor, " B"]:
         return sampling.choose(model.logits(hidden[:, -1])[:, :vocab_size], draws)
 
-    steps = _steps(model, tokens, layout, max_new_tokens, choose, prefill_chunk_tokens or tokens.shape[1])
+    chunk = prefill_chunk_tokens or tokens.shape[1]
+    steps = _steps(model, tokens, layout, max_new_tokens, choose, chunk, compile)
     return steps if max_new_tokens < WORTH_A_LAYOUT_TOKENS else _in_decode_layout(model, steps)
 
 
@@ -248,11 +254,14 @@ def _steps(
     max_new_tokens: int,
     choose: Callable[[Tensor], Tensor],
     chunk: int,
+    compile: bool,
 ) -> Iterator[list[int]]:
-    cache = model.new_cache()
+    cache: Any = model.new_cache()
     if max_new_tokens == 0:
         return
-    with torch.inference_mode():
+    # A compiled program takes no tensors of inference mode.
+    without_gradients = torch.no_grad if compile else torch.inference_mode
+    with without_gradients():
         hidden = torch.empty(0)
         for start in range(0, tokens.shape[1], chunk):
             part = None if layout is None else layout.part(start, start + chunk)
@@ -260,11 +269,18 @@ def _steps(
             hidden, cache = model.hidden(model.embed(given), part, cache, tokens=given)
         chosen = choose(hidden)
     yield chosen.tolist()
+    static = None
     for _ in range(max_new_tokens - 1):
-        # Entered again at each step, so that a consumer of the iterator never runs in inference mode.
-        with torch.inference_mode():
+        # Entered again at each step, so that a consumer of the iterator never runs in this mode.
+        with without_gradients():
             given = chosen[:, None]
-            hidden, cache = model.hidden(model.embed(given), None, cache, tokens=given)
+            if static is not None:
+                hidden = static.hidden(given)
+            else:
+                before = cache
+                hidden, cache = model.hidden(model.embed(given), None, cache, tokens=given)
+                if compile and histories_are_full(before, cache):
+                    static = StaticSteps(model, cache, tokens.shape[1] + max_new_tokens)
             chosen = choose(hidden)
         yield chosen.tolist()
 

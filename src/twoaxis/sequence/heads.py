@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from twoaxis.core.cost import Cost, Shape, visible_pairs
 from twoaxis.core.errors import ConfigError, problem
-from twoaxis.core.key_value_cache import KeyValueCache, KeyValueRing
+from twoaxis.core.key_value_cache import KeyValueCache
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.parameters import Constant, Normal, extra_output, with_extra
 from twoaxis.core.position import HeadShape, KeyNorm, SublayerPosition
@@ -182,7 +182,8 @@ class HeadsConfig(OutputOptions, GroupedHeadOptions, PlacesConfig, SequenceConfi
 class AttentionCache:
     """The cache of attention: keys and values, and the caches of its local mixers."""
 
-    keys: KeyValueCache | KeyValueRing
+    # Any, since it is a `KeyValueRing` in static steps.
+    keys: Any
     local: Places
 
 

@@ -30,6 +30,7 @@ _EVERY_AXIS = (
     decoding.incremental_decode,
     decoding.left_padding,
     decoding.long_prefill,
+    decoding.static_cache_decode,
     causality.batch_invariance,
     causality.edge_shapes,
     gradient.gradients_reach_parameters,

@@ -17,6 +17,7 @@ from twoaxis.ledger.decoder_memory import decoder_trace
 from twoaxis.ledger.meter import held_bytes
 from twoaxis.ledger.sublayer import sublayer_cache_bytes
 from twoaxis.model import Decoder
+from twoaxis.model.static_cache import StaticSteps, histories_are_full
 from twoaxis.testing.conformance import check, close, exactly, require
 from twoaxis.testing.measured import gradients, reachable_tensors, storage_bytes
 from twoaxis.testing.toy import (
@@ -34,6 +35,8 @@ from twoaxis.testing.toy import (
 )
 
 RAGGED = (2, 1, 3, 1, 2)
+LONGEST_HISTORY = 128
+"""Tokens within which the histories of every mixer are full, with some more."""
 NO_BOUND = 4
 """The window from which chunk lengths are made if there is none."""
 LONG = (300, 1, 1, 1, 7, 1, 65, 1, 2, *(1,) * 70)
@@ -88,6 +91,29 @@ def left_padding(config: AxisConfig) -> None:
         text = context[row : row + 1, total - length :]
         alone, _ = mixer(text, toy_layout(text))
         close(f"output for a row of {length} tokens", got[row, total - length :], alone[0], "same_values")
+
+
+COMPARED_STEPS = 4
+
+
+@check
+def static_cache_decode(config: AxisConfig) -> None:
+    """Steps on caches that keep their size, as they are compiled, equal those on caches that grow, also behind padding."""
+    model, tokens = toy_decoder(config), toy_tokens(tokens=LONGEST_HISTORY)
+    layout, static, compared, at = TokenLayout.left_padded(torch.tensor([4, TOKENS]), TOKENS), None, 0, TOKENS
+    with torch.no_grad():
+        _, cache = model(tokens[:, :TOKENS], layout, model.new_cache())
+        while compared < COMPARED_STEPS:
+            given, before = tokens[:, at : at + 1], cache
+            expected, cache = model(given, None, cache)
+            at += 1
+            if static is not None:
+                close(f"logits of step {at}", model.logits(static.hidden(given)), expected, "same_values")
+                compared += 1
+            elif histories_are_full(before, cache):
+                static = StaticSteps(model, cache, LONGEST_HISTORY, compile=False)
+            else:
+                require(at < LONGEST_HISTORY - COMPARED_STEPS, f"histories still grow behind {at} tokens; they must be bounded")
 
 
 @check

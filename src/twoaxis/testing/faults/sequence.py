@@ -8,7 +8,7 @@ from torch import Tensor
 
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.design import InitEquivalence
-from twoaxis.core.key_value_cache import KeyValueCache
+from twoaxis.core.key_value_cache import KeyValueCache, KeyValueRing
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.position import SublayerPosition
 from twoaxis.sequence import AttentionConfig, SequenceConfig
@@ -65,6 +65,19 @@ class _SharesCache(SoftmaxAttention):
             keys = following.keys
             following = replace(following, keys=_TornCache(keys.window, keys._buffer, keys._start, keys._stop))
         return y, following
+
+
+class _TakesTheLastPlace(SoftmaxAttention):
+    """Adds to a step of one token what stands last in the cache, as if that were the newest token in every cache."""
+
+    def _over_keys(self, heads: Any, layout: TokenLayout, cache: Any, sink: Any) -> Output:
+        y, following = super()._over_keys(heads, layout, cache, sink)
+        own = heads.v.transpose(1, 2)
+        if following is not None and own.shape[2] == 1:
+            keys = following.keys
+            own = (keys.values if isinstance(keys, KeyValueRing) else keys.past()[1])[:, :, -1:]
+        added = own.repeat_interleave(heads.q.shape[2] // own.shape[1], dim=1)
+        return y + added.transpose(1, 2).flatten(2), following
 
 
 class _ReordersLongPrefills(SoftmaxAttention):
@@ -163,6 +176,7 @@ SEQUENCE_FAULTS = (
     _fault("stale cache", "incremental_decode chunk_size_invariance", _planted(_StaleCache)),
     _fault("cache beyond the window", "cache_size", _planted(_GrowingCache)),
     _fault("cache shared by continuations", "forked_cache", _planted(_SharesCache)),
+    _fault("the newest token taken for the last", "static_cache_decode", _planted(_TakesTheLastPlace)),
     _fault("another order after a long prefill", "long_prefill", _planted(_ReordersLongPrefills)),
     _fault("cache without gradients", "chunked_gradients", _planted(_DetachedCache)),
     _fault("positions from the chunk's start", "incremental_decode chunk_size_invariance", _planted(_ChunkPositions)),

@@ -1,4 +1,4 @@
-"""Steps of generation as one compiled program: every cache keeps its size, and keys are written into rings.
+"""Steps of generation on static caches: every cache keeps its size and keys are written into rings, so one program runs all.
 
 Letters: B batch, D width.
 """
@@ -11,7 +11,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.key_value_cache import KeyValueCache
 from twoaxis.core.layout import PADDING, TokenLayout
 from twoaxis.model.cache import DecoderCache, walk
@@ -25,27 +24,32 @@ Program = Callable[[Tensor, Tensor, list[Tensor]], tuple[Tensor, list[Tensor]]]
 _PROGRAMS: WeakKeyDictionary[Decoder, dict[Any, Program]] = WeakKeyDictionary()
 
 
-class CompiledSteps:
+class StaticSteps:
     """The steps of some rows, each of one token for every row.
 
     Args:
         model: the decoder.
-        cache: behind some tokens; rows may be padded on the left. Histories must be full: see `is_full`.
+        cache: behind some tokens; rows may be padded on the left. Their histories are full.
         tokens: that each row will hold at most, with its padding.
+        compile: whether the step is compiled, once for caches of the same sizes; else it runs as it is, the reference.
     """
 
-    def __init__(self, model: Decoder, cache: DecoderCache, tokens: int) -> None:
+    def __init__(self, model: Decoder, cache: DecoderCache, tokens: int, compile: bool = True) -> None:
         assert cache.positions is not None
         room = min(-(-tokens // ROOM_TOKENS) * ROOM_TOKENS, max(tokens, model.config.max_seq_len))
         held = cache.length if cache.documents is None else cache.documents.shape[1]
         slot = torch.tensor(held, device=cache.positions.device)
         self._positions = cache.positions.clone()
-        fixed = walk(lambda parts: _fixed(parts[0], room, slot), [(cache.sublayers, cache.ends, cache.embedding)])
-        self._leaves = _leaves(fixed)
+        static = walk(lambda parts: _static(parts[0], room, slot), [_carried(cache)])
+        self._leaves = _leaves(static)
         programs = _PROGRAMS.setdefault(model, {})
+        nested = walk(_empty, [static])
+        if not compile:
+            self._program = _program(model, nested, room)
+            return
         key = (room, *((tuple(x.shape), x.stride(), x.dtype) for x in (self._positions, *self._leaves)))
         if key not in programs:
-            programs[key] = torch.compile(_program(model, walk(_empty, [fixed]), room), fullgraph=True, dynamic=False)
+            programs[key] = torch.compile(_program(model, nested, room), fullgraph=True, dynamic=False)
         self._program = programs[key]
 
     def hidden(self, tokens: Int[Tensor, "B 1"]) -> Float[Tensor, "B 1 D"]:
@@ -55,15 +59,13 @@ class CompiledSteps:
         return hidden
 
 
-def is_full(before: DecoderCache, after: DecoderCache) -> bool:
-    """Whether the caches around a step show that no history grows any more, those of keys and values aside."""
+def histories_are_full(before: DecoderCache, after: DecoderCache) -> bool:
+    """Whether the caches around a step of one token show that no history grows any more, keys and values aside."""
 
+    def sizes(cache: DecoderCache) -> list[torch.Size]:
+        return [part.shape for part in _parts(_carried(cache)) if isinstance(part, Tensor)]
 
-    def histories(cache: DecoderCache) -> list[torch.Size]:
-        found = _parts((cache.sublayers, cache.ends, cache.embedding))
-        return [part.shape for part in found if isinstance(part, Tensor)]
-
-    return histories(before) == histories(after)
+    return sizes(before) == sizes(after)
 
 
 def _program(model: Decoder, nested: Any, room: int) -> Program:
@@ -79,14 +81,18 @@ def _program(model: Decoder, nested: Any, room: int) -> Program:
         layout = TokenLayout(positions, torch.zeros_like(tokens))
         hidden, after = model.hidden(model.embed(tokens), layout, cache, tokens=tokens)
         assert after is not None
-        following = _leaves((after.sublayers, after.ends, after.embedding))
+        following = _leaves(_carried(after))
         return hidden, [_as_large(new, old) for new, old in zip(following, leaves, strict=True)]
 
     return step
 
 
-def _fixed(part: Any, room: int, slot: Tensor) -> Any:
-    return part.fixed(room, slot) if isinstance(part, KeyValueCache) else part.clone()
+def _carried(cache: DecoderCache) -> tuple[Any, ...]:
+    return cache.sublayers, cache.ends, cache.embedding
+
+
+def _static(part: Any, room: int, slot: Tensor) -> Any:
+    return part.static(room, slot) if isinstance(part, KeyValueCache) else part.clone()
 
 
 def _leaves(nested: Any) -> list[Tensor]:
@@ -110,7 +116,7 @@ def _parts(nested: Any) -> list[Any]:
 
 def _empty(parts: Sequence[Any]) -> Any:
     """What stands for a part without its memory."""
-    return KeyValueCache() if isinstance(parts[0], KeyValueCache) else torch.empty(0)
+    return KeyValueCache() if isinstance(parts[0], KeyValueCache) else parts[0].to("meta")
 
 
 def _given(part: Any, leaves: Any) -> Any:
@@ -118,7 +124,5 @@ def _given(part: Any, leaves: Any) -> Any:
 
 
 def _as_large(new: Tensor, old: Tensor) -> Tensor:
-    """Keys that have grown by a token give up the oldest one."""
-    if new.shape == old.shape:
-        return new
-    return new[:, :, -old.shape[2] :].contiguous()
+    """Keys and values that have grown by a token give up the oldest one."""
+    return new if new.shape == old.shape else new[:, :, -old.shape[2] :].contiguous()
