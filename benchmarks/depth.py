@@ -106,7 +106,7 @@ def run(rounds: int, names: Sequence[str] = (), compiled: bool = False) -> list[
     chosen = {name: CANDIDATES[name] for name in ("residual", *(names or list(CANDIDATES)[1:]))}
     timings = _against_residual(chosen, _step, rounds)
     decoding = _against_residual(chosen, _decoding, rounds)
-    saved = {name: _saved_bytes(_step(candidate.depth)) for name, candidate in chosen.items()}
+    saved = {name: saved_bytes(_step(candidate.depth)) for name, candidate in chosen.items()}
     memory = {name: peak_memory(functools.partial(models.training_step, SHAPE, c.depth)) for name, c in chosen.items()}
     fast = _against_residual(chosen, _compiled_step, rounds) if compiled else {}
     print(f"### Depth mixers, {SHAPE}, training step and decoding of {NEW_TOKENS} tokens after 128, ratios to the residual\n")
@@ -157,7 +157,7 @@ def _ratio(timing: Timing | None) -> str:
     return "-" if timing is None else f"{timing.ratio:.2f}"
 
 
-def _saved_bytes(step: Callable[[], object]) -> int:
+def saved_bytes(step: Callable[[], object]) -> int:
     """Bytes of the distinct storages that one step keeps for its backward pass."""
     storages: dict[int, int] = {}
 
@@ -208,7 +208,7 @@ def _peers(chosen: dict[str, Candidate], timings: dict[str, Timing], saved: dict
         ratios = {t.name: t for t in interleave(steps, rounds=rounds)}
         for peer in others:
             ours = wanted[peer.name]
-            theirs, kept = ratios[peer.name].ratio, _saved_bytes(peer.step) / _saved_bytes(plain.step)
+            theirs, kept = ratios[peer.name].ratio, saved_bytes(peer.step) / saved_bytes(plain.step)
             mine = saved[ours] / saved["residual"]
             print(f"| {peer.name} | {theirs:.2f} | {timings[ours].ratio:.2f} | {kept:.2f} | {mine:.2f} |")
             bounds.append(Bound(f"step over plain: {peer.name} / {ours}", theirs / timings[ours].ratio, 1.0, "at least"))

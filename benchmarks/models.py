@@ -1,6 +1,6 @@
 """Our decoder at the shape of the peers, as training steps."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -10,10 +10,10 @@ from benchmarks.peers import PeerShape
 from twoaxis import Decoder, DecoderConfig
 
 
-def decoder(shape: PeerShape, depth: Any = "residual") -> Decoder:
-    """The decoder that the peers also build, with a depth mixer."""
+def decoder(shape: PeerShape, depth: Any = "residual", mixers: Sequence[Any] = ()) -> Decoder:
+    """The decoder that the peers also build, with a depth mixer, and these sublayers in place of attention."""
     attention = {"kind": "attention", "n_heads": shape.n_heads}
-    blocks = [[attention, {"kind": "swiglu", "d_ff": shape.d_ff}]]
+    blocks = [[*(mixers or [attention]), {"kind": "swiglu", "d_ff": shape.d_ff}]]
     sizes = {name: getattr(shape, name) for name in ("vocab_size", "d_model", "n_layers", "max_seq_len")}
     return Decoder.build(DecoderConfig.from_data({**sizes, "depth": depth, "blocks": blocks}))
 
