@@ -82,7 +82,8 @@ $(CORE): $(VENV)/.torch-installed pyproject.toml constraints.txt
 
 $(DEV): $(CORE)
 	$(BIN)/python $(PIP) -c constraints.txt -e '.[dev]'
-	-@$(BIN)/python -m compileall -q -j 0 $(VENV)/lib > /dev/null
+	@# Some packages carry templates that are no Python.
+	@$(BIN)/python -m compileall -q -j 0 $(VENV)/lib > /dev/null || true
 	@touch $@
 
 # The peers ask for older versions of some libraries, so they get an environment of their own.
