@@ -1,5 +1,6 @@
 """Starts the processes of a distributed test, and leaves none behind."""
 
+import gc
 import importlib.util
 import os
 import signal
@@ -41,6 +42,13 @@ def _fork(script: Path, folder: Path, ranks: int) -> int:
     assert spec and spec.loader
     worker = sys.modules[script.stem] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(worker)
+    if "torch" in sys.modules:
+        # Any optimizer, recomputation or pass without memory would import it in every rank.
+        importlib.import_module("torch._dynamo")
+    # Collections of a rank need not walk through what was imported, and are rarer.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(100_000, 50, 50)
     processes = set[int]()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))
     try:

@@ -68,6 +68,7 @@ CASES: dict[str, dict[str, Any]] = {
     "three views": {"depth": "deep_cross_attention", "blocks": [BLOCK], "tie_embeddings": False},
 }
 WAYS: dict[str, dict[str, bool]] = {"whole rows": {}, "documents": {"documents": True}, "recompute": {"recompute": True}}
+SEQUENCES: tuple[SequenceSharding, ...] = ("none", "tensor")
 
 
 def decoder_config(case: str) -> DecoderConfig:
@@ -115,28 +116,43 @@ def counted(ranks: int) -> Iterator[list[float]]:
         dist.all_reduce, dist.all_gather_single, dist.reduce_scatter_single = kept
 
 
-def measure(case: str, way: str, sequence: SequenceSharding, rank: int, ranks: int) -> dict[str, float]:
-    """How far loss and gradients are from those of one process, and the bytes of a step."""
+def measure(case: str, rank: int, ranks: int) -> dict[str, dict[str, float]]:
+    """How far loss and gradients are from those of one process, and the bytes of a step, by case, way and sharding."""
     config = decoder_config(case)
     whole = perturb(Decoder.build(config, 3).double())
-    expected = run(whole, **WAYS[way])
-    group = TensorRanks(None, rank, ranks, sequence)
-    model = TensorDecoder(config, group, TOKENS).double()
     values = dict(whole.named_parameters())
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(model.splits[name].of(values[name]))
-    with counted(ranks) as sent:
-        loss = run(model, **WAYS[way])
-    gradients = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
-    sum_gradients(gradients, summed_chunks(model.splits, sequence), group)
-    found = loss if sequence == "none" else group.sum(loss)
-    away = []
-    for name, split in model.splits.items():
-        gradient = values[name].grad
-        part = split.of(torch.zeros_like(values[name]) if gradient is None else gradient)
-        away.append(distance(gradients.get(name, torch.zeros_like(part)), part) / max(1.0, float(part.abs().max())))
-    return {"loss": distance(found, expected), "gradients": max(away), "bytes": sent[0]}
+    expected = {way: (run(whole, **given), taken_gradients(whole)) for way, given in WAYS.items()}
+    found = {}
+    for sequence in SEQUENCES:
+        group = TensorRanks(None, rank, ranks, sequence)
+        model = TensorDecoder(config, group, TOKENS).double()
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                parameter.copy_(model.splits[name].of(values[name]))
+        for way, given in WAYS.items():
+            with counted(ranks) as sent:
+                loss = run(model, **given)
+            gradients = taken_gradients(model)
+            sum_gradients(gradients, summed_chunks(model.splits, sequence), group)
+            loss = loss if sequence == "none" else group.sum(loss)
+            away = []
+            for name, split in model.splits.items():
+                part = split.of(expected[way][1].get(name, torch.zeros_like(values[name])))
+                size = max(1.0, float(part.abs().max()))
+                away.append(distance(gradients.get(name, torch.zeros_like(part)), part) / size)
+            found[f"{case}, {way}, {sequence}"] = {
+                "loss": distance(loss, expected[way][0]),
+                "gradients": max(away),
+                "bytes": sent[0],
+            }
+    return found
+
+
+def taken_gradients(model: Decoder) -> dict[str, Tensor]:
+    """The gradients by name, which the model then has no longer."""
+    found = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+    model.zero_grad()
+    return found
 
 
 def half_precision(case: str, sequence: SequenceSharding, rank: int, ranks: int) -> dict[str, float]:
@@ -172,14 +188,10 @@ def main(folder: Path, rank: int, ranks: int) -> None:
     torch.set_num_threads(1)
     store = dist.FileStore(str(folder / "meeting"), ranks)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=60))
-    sequences: tuple[SequenceSharding, ...] = ("none", "tensor")
-    found = {
-        f"{case}, {way}, {sequence}": measure(case, way, sequence, rank, ranks)
-        for case in CASES
-        for way in WAYS
-        for sequence in sequences
-    }
+    found: dict[str, dict[str, float]] = {}
+    for case in CASES:
+        found |= measure(case, rank, ranks)
     wrong = {case: starts(case, rank, ranks) for case in CASES}
-    half = {sequence: half_precision("plain", sequence, rank, ranks) for sequence in sequences}
+    half = {sequence: half_precision("plain", sequence, rank, ranks) for sequence in SEQUENCES}
     (folder / f"found-{rank}.json").write_text(json.dumps({"runs": found, "starts": wrong, "half": half}))
     dist.destroy_process_group()

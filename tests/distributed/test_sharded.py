@@ -18,13 +18,13 @@ from twoaxis.planner.model.shape import ModelShape
 from twoaxis.planner.quantities import Precision
 from twoaxis.planner.setting import ParallelLayout, Setting
 from twoaxis.sequence import SEQUENCE, SequenceConfig
-from twoaxis.study.timing import ROUNDS, measure
+from twoaxis.study import timing
 from twoaxis.testing.sharded import sharded_equals_whole
 from twoaxis.train import Result, load_trained, train
 from twoaxis.train.checkpoint import load_checkpoint
 
 from .processes import run_processes
-from .sharded_worker import EARLIER_TOKENS, FEW_HEADS, MUON, THREE_BLOCKS, TIMED, losses, recipe
+from .sharded_worker import EARLIER_TOKENS, FEW_HEADS, MUON, THREE_BLOCKS, TIMED, TIMED_ROUNDS, losses, recipe
 
 RANKS, PROCESSES = 2, 4
 WORKER = Path(__file__).with_name("sharded_worker.py")
@@ -238,10 +238,11 @@ def test_bytes_of_a_step_are_those_of_the_plan(folder: Path) -> None:
     assert padding < planned / 100
 
 
-def test_arms_of_a_study_are_timed_by_all_ranks(folder: Path) -> None:
+def test_arms_of_a_study_are_timed_by_all_ranks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     state, saved, names, rounds = found(folder, "timed")
-    assert (names, rounds) == (sorted(TIMED), ROUNDS)
-    alone = measure({name: recipe(folder, **changes) for name, changes in TIMED.items()})
+    assert (names, rounds) == (sorted(TIMED), TIMED_ROUNDS)
+    monkeypatch.setattr(timing, "ROUNDS", TIMED_ROUNDS)
+    alone = timing.measure({name: recipe(folder, **changes) for name, changes in TIMED.items()})
     for name in TIMED:
         # Rows of odd matrices do not divide evenly.
         assert state[name] == pytest.approx(alone.state_bytes[name] / RANKS, rel=0.02)

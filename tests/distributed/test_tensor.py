@@ -20,9 +20,9 @@ from twoaxis.testing.sharded import tensor_parallel_equals_whole
 from twoaxis.train.parallel.tensor_split import Halo, TensorSplit, check_tensor, halo_of
 
 from .processes import run_processes
-from .tensor_worker import CASES, LAYERS, ROWS, TOKENS, WAYS, WIDTH, decoder_config
+from .tensor_worker import CASES, LAYERS, ROWS, SEQUENCES, TOKENS, WAYS, WIDTH, decoder_config
 
-RANKS, SEQUENCES, ELEMENT = 4, ("none", "tensor"), 8
+RANKS, ELEMENT = 4, 8
 WORKER = Path(__file__).with_name("tensor_worker.py")
 SUBLAYERS = 2 * LAYERS
 RUNS = [f"{case}, {way}, {sequence}" for case in CASES for way in WAYS for sequence in SEQUENCES]

@@ -8,7 +8,7 @@ rank. Names and shapes of the whole decoder are those of initial values and chec
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Literal, NamedTuple
 
 import torch
@@ -238,6 +238,7 @@ class Halo(NamedTuple):
         return max(self.embedding, self.enter, self.leave, *self.reads)
 
 
+@lru_cache(maxsize=8)
 def halo_of(config: DecoderConfig, tokens: int) -> Halo:
     """The earlier tokens that each read of the depth state looks at, found in the caches of a pass on the meta device."""
     sites, local = config.stack.sites, config.embedding_local
