@@ -19,14 +19,17 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch._dynamo
 from safetensors.torch import load_file
 
+import twoaxis.cli.train
 from twoaxis.train import StepRecord, read_metrics
 
 COLUMNS = ("kills", "SIGKILL", "SIGTERM", "while writing", "in a step", "at any moment", "left a draft", "complete", "wrong")
@@ -64,6 +67,53 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in below(folder) if path.is_file()}
 
 
+class Fork:
+    """A command line in a fork of this process, which has everything loaded; a process of its own would load it each time."""
+
+    def __init__(self, words: list[str], environment: dict[str, str], log: Path) -> None:
+        self._code: int | None = None
+        self.pid = os.fork()
+        if not self.pid:
+            self._run(words, environment, log)
+
+    @staticmethod
+    def _run(words: list[str], environment: dict[str, str], log: Path) -> None:
+        status = 1
+        try:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
+            os.environ.update(environment)
+            torch.set_num_threads(1)
+            status = twoaxis.cli.main(words)
+        except BaseException:  # As an interpreter would show it.
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(status)
+
+    def poll(self) -> int | None:
+        """The exit code, negative for a signal; None while it runs."""
+        if self._code is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self._code = os.waitstatus_to_exitcode(status) if pid else None
+        return self._code
+
+    def wait(self) -> int:
+        """The exit code at its end."""
+        if self._code is None:
+            self._code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        return self._code
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Sends a signal if it runs."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+
+Process = Fork | subprocess.Popen[bytes]
+
+
 class Case:
     """A verb that writes a folder whole or not at all, as `words` say.
 
@@ -76,7 +126,8 @@ class Case:
 
     name = ""
     moments = ("while writing", "at any moment")
-    command = (sys.executable, "-m", "twoaxis")
+    command: tuple[str, ...] = ()
+    """What starts it as a process of its own; a fork without."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.seconds = folder, 0.0
@@ -125,21 +176,24 @@ class Case:
         path.write_text(json.dumps(data))
         return path
 
-    def begin(self, words: list[object]) -> subprocess.Popen[bytes]:
+    def begin(self, words: list[object]) -> Process:
         """Starts a process."""
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "TWOAXIS_CACHE": str(self.folder / "cache")}
-        command = [*self.command, *map(str, words)]
-        with open(self.folder / "errors.txt", "ab") as log:
+        environment = {"OMP_NUM_THREADS": "1", "TWOAXIS_CACHE": str(self.folder / "cache")}
+        given, errors = list(map(str, words)), self.folder / "errors.txt"
+        if not self.command:
+            return Fork(given, environment, errors)
+        with open(errors, "ab") as log:
+            command, environment = [*self.command, *given], {**os.environ, **environment}
             return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=log)
 
-    def wait(self, process: subprocess.Popen[bytes]) -> None:
+    def wait(self, process: Process) -> None:
         """Waits for a process that nothing kills."""
         begun = time.monotonic()
         if code := process.wait():
             raise SystemExit(f"{self.name} failed with exit code {code}: {(self.folder / 'errors.txt').read_text()[-500:]}")
         self.seconds = time.monotonic() - begun
 
-    def kill(self, process: subprocess.Popen[bytes], number: signal.Signals, chance: random.Random) -> None:
+    def kill(self, process: Process, number: signal.Signals, chance: random.Random) -> None:
         """Sends a signal and waits for the end."""
         del chance
         process.send_signal(number)
@@ -230,7 +284,7 @@ class Study(Train):
     def words(self, out: Path) -> list[object]:
         return ["study", self.input, "--out", out]
 
-    def kill(self, process: subprocess.Popen[bytes], number: signal.Signals, chance: random.Random) -> None:
+    def kill(self, process: Process, number: signal.Signals, chance: random.Random) -> None:
         threads = Path(f"/proc/{process.pid}/task").glob("*/children") if chance.random() < 0.5 else ()
         children = [int(child) for thread in threads for child in thread.read_text().split()]
         process.send_signal(number)
@@ -248,13 +302,14 @@ class Ranks(Train):
     def words(self, out: Path) -> list[object]:
         return ["train", self.input, "parallel.shard=2", "--folder", out]
 
-    def kill(self, process: subprocess.Popen[bytes], number: signal.Signals, chance: random.Random) -> None:
+    def kill(self, process: Process, number: signal.Signals, chance: random.Random) -> None:
         threads = Path(f"/proc/{process.pid}/task").glob("*/children")
         children = [int(child) for thread in threads for child in thread.read_text().split()]
         if number == signal.SIGKILL and children:
             os.kill(chance.choice(children), number)
         else:
-            process.terminate()
+            process.send_signal(signal.SIGTERM)
+        assert isinstance(process, subprocess.Popen)
         process.wait(timeout=60)
 
     def traces(self, said: str) -> int:
@@ -265,7 +320,7 @@ class Ranks(Train):
 CASES: dict[str, type[Case]] = {case.name: case for case in (Train, Muon, Study, Export, Retrofit, Ranks)}
 
 
-def wait_for(moment: str, case: Case, process: subprocess.Popen[bytes], out: Path, chance: random.Random) -> None:
+def wait_for(moment: str, case: Case, process: Process, out: Path, chance: random.Random) -> None:
     """Waits until the moment has come, or the process has ended."""
     if moment == "at any moment":
         end = time.monotonic() + chance.uniform(0.0, case.seconds)
@@ -279,7 +334,7 @@ def wait_for(moment: str, case: Case, process: subprocess.Popen[bytes], out: Pat
         time.sleep(chance.choice([0.0, 0.001, 0.002, 0.004]))
 
 
-def wait_until(reached: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
+def wait_until(reached: Callable[[], bool], process: Process) -> None:
     """Waits while the process lives."""
     while process.poll() is None and not reached():
         time.sleep(0.0005)
