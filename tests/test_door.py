@@ -2,8 +2,6 @@
 
 import copy
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,8 @@ import twoaxis
 from twoaxis import CheckpointError, ConfigError, DataError, Decoder, DecoderConfig, Sampling
 from twoaxis.data.tokenizer import ByteTokenizer
 from twoaxis.train import TrainConfig
+
+from .fresh import run_fresh
 
 RECIPE: dict[str, Any] = {
     "model": {"d_model": 8, "n_layers": 1, "max_seq_len": 8},
@@ -54,7 +54,7 @@ assert "torch._dynamo" not in sys.modules, "a compiler takes as long to load as 
 
 
 def fresh(code: str) -> str:
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = run_fresh(code)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

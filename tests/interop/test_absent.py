@@ -1,8 +1,8 @@
 """Without the libraries of extras everything else works, and what needs one says so in one line."""
 
 import json
-import subprocess
-import sys
+
+from ..fresh import run_fresh
 
 HIDE = """
 import sys
@@ -30,7 +30,7 @@ print(json.dumps(found))
 
 def test_verbs_that_need_an_extra_name_it_and_the_others_do_not(tmp_path):
     verbs = [["list"], ["export", str(tmp_path), "--out", str(tmp_path / "out")], ["serve", str(tmp_path)]]
-    done = subprocess.run([sys.executable, "-c", HIDE, json.dumps(verbs)], capture_output=True, text=True)
+    done = run_fresh(HIDE, json.dumps(verbs))
     assert done.returncode == 0, done.stderr
     listed, export, serve = json.loads(done.stdout)
     assert listed[0] == 0

@@ -1,8 +1,6 @@
 """Progress goes to standard error: a bar on a terminal, plain lines elsewhere."""
 
 import io
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +8,7 @@ import pytest
 from twoaxis.train import PlainProgress, Progress, RichProgress, StepRecord, console_progress, train
 from twoaxis.train.progress import Pace
 
+from ..fresh import run_fresh
 from .conftest import Recipe
 
 
@@ -80,4 +79,4 @@ def test_what_is_less_than_asked_for_is_said(recipe: Recipe, corpus: Path, tmp_p
 
 def test_training_does_not_load_rich() -> None:
     code = "import sys, twoaxis.train; sys.exit('rich' in sys.modules or 'tokenizers' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+    assert run_fresh(code).returncode == 0

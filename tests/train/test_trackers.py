@@ -23,6 +23,8 @@ from twoaxis.train.trackers import build_trackers
 from twoaxis.train.trackers.services import WandbConfig
 from twoaxis.train.trackers.tracking import LoggedSteps, series
 
+from ..fresh import run_fresh
+
 Recipe = Callable[..., TrainConfig]
 LAST_STEP = 20
 
@@ -321,9 +323,7 @@ except PowerCut:
 def live_twice(kind: str, config: TrainConfig, tmp_path: Path, **more: str) -> dict[str, Any]:
     """Trains in a process of its own, dies in step 4 after a checkpoint of step 2, goes on, and returns the result."""
     (tmp_path / "recipe.json").write_text(json.dumps(config.to_data()))
-    command = [sys.executable, "-c", TWO_LIVES, kind]
-    options: dict[str, Any] = {"cwd": tmp_path, "env": environment(tmp_path, **more), "stdin": subprocess.DEVNULL}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, **options)
+    done = run_fresh(TWO_LIVES, kind, cwd=tmp_path, env=environment(tmp_path, **more))
     assert done.returncode == 0 and "resuming after step 2" in done.stderr, done.stderr
     assert "switched off" not in done.stderr
     # All that the tracker printed went elsewhere.

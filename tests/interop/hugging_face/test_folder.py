@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -19,6 +17,7 @@ from twoaxis.cli import main
 from twoaxis.data.tokenizer import ByteTokenizer
 from twoaxis.interop.hugging_face import TwoAxisConfig, export_folder, to_fast_tokenizer
 
+from ...fresh import run_fresh
 from ..hf_models import assert_same, small_decoder
 from ..small_tokenizer import subword
 
@@ -147,9 +146,8 @@ torch.save(model(torch.arange(6).unsqueeze(0)).logits.detach(), sys.argv[2])
 def test_a_program_that_does_not_know_twoaxis_trusts_a_line_of_code(tmp_path):
     decoder = small_decoder("streams").float()
     folder = export_folder(decoder, tmp_path / "out", code=True)
-    command = [sys.executable, "-c", USES_CODE, str(folder), str(tmp_path / "logits.pt")]
     environment = {**os.environ, "HF_MODULES_CACHE": str(tmp_path / "modules"), "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    done = run_fresh(USES_CODE, str(folder), str(tmp_path / "logits.pt"), env=environment)
     assert done.returncode == 0, done.stderr
     assert_same(torch.load(tmp_path / "logits.pt"), decoder(torch.arange(6).unsqueeze(0)))
 

@@ -1,8 +1,6 @@
 """Our models as models of transformers: values, folders, registration, masks, hidden states."""
 
 import json
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -16,6 +14,7 @@ from twoaxis import ConfigError, Decoder, DecoderConfig, TokenLayout
 from twoaxis.interop.hugging_face import TwoAxisConfig, TwoAxisForCausalLM, TwoAxisModel, from_hugging_face, to_hugging_face
 from twoaxis.interop.hugging_face.modeling import CACHE
 
+from ...fresh import run_fresh
 from ..hf_models import MODELS, assert_same, small_decoder
 
 TOKENS = torch.tensor([[1, 7, 3, 9, 2, 11], [5, 5, 0, 8, 6, 4]])
@@ -136,7 +135,7 @@ def test_a_folder_loads_in_a_fresh_process(order, tmp_path):
         f"model = AutoModelForCausalLM.from_pretrained({str(tmp_path)!r}, dtype='auto')\n"
         f"print(model(torch.tensor({TOKENS.tolist()})).logits.sum().item())"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = run_fresh(code)
     assert done.returncode == 0, done.stderr
     assert float(done.stdout) == pytest.approx(decoder(TOKENS).sum().item(), rel=1e-12)
 

@@ -8,7 +8,7 @@ rank. Names and shapes of the whole decoder are those of initial values and chec
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Literal, NamedTuple
 
 import torch
@@ -22,6 +22,7 @@ from twoaxis.core.position import SublayerPosition
 from twoaxis.depth import DepthMixer
 from twoaxis.feed_forward import GELUConfig, ReLU2Config, SwiGLUConfig
 from twoaxis.feed_forward.base import HiddenConfig
+from twoaxis.ledger.meter import measured_once
 from twoaxis.model import Decoder, DecoderConfig
 from twoaxis.model.block import sublayer_names
 from twoaxis.model.config import SublayerConfig
@@ -238,7 +239,7 @@ class Halo(NamedTuple):
         return max(self.embedding, self.enter, self.leave, *self.reads)
 
 
-@lru_cache(maxsize=8)
+@measured_once(maxsize=8)
 def halo_of(config: DecoderConfig, tokens: int) -> Halo:
     """The earlier tokens that each read of the depth state looks at, found in the caches of a pass on the meta device."""
     sites, local = config.stack.sites, config.embedding_local
