@@ -97,9 +97,9 @@ def hugging_face(shape: PeerShape) -> Peer | None:
 
     @torch.no_grad()
     def decode_compiled(tokens: Tensor, n: int) -> Tensor:
-        # Without the private option, steps are compiled on other devices only.
-        everywhere: dict[str, Any] = {"_compile_all_devices": True}
-        compiling = CompileConfig(fullgraph=True, dynamic=False, mode="default", **everywhere)
+        compiling: Any = CompileConfig(fullgraph=True, dynamic=False, mode="default")
+        # Private; else steps are compiled on other devices only.
+        compiling._compile_all_devices = True
         static: dict[str, Any] = {"cache_implementation": "static", "compile_config": compiling}
         greedy = GenerationConfig(max_new_tokens=n, min_new_tokens=n, do_sample=False, **static)
         return model.generate(tokens, attention_mask=torch.ones_like(tokens), generation_config=greedy)[:, -n:]
