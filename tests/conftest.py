@@ -30,6 +30,9 @@ COMPILING = (
     "study/test_timing.py",
     "train/test_compile.py",
 )
+# A session of tests that interpret kernels does too: Triton reads once whether it interprets.
+INTERPRETING = ("ops/gpu",)
+OWN_SESSIONS = {"compile": COMPILING, "interpret": INTERPRETING}
 # What would else run on its own at the end.
 LONGEST = ("test_kill", "test_ray", "test_sharded", "test_faults", "test_docs", "test_published")
 QUARANTINE = Path(__file__).with_name("QUARANTINE.md")
@@ -73,22 +76,27 @@ def largest_file() -> Callable[[int], AbstractContextManager[None]]:
     return limited
 
 
-def _only_compile_tests(config: pytest.Config) -> bool:
-    return config.option.markexpr == "compile"
+def _own_session(config: pytest.Config) -> str | None:
+    """The marker of the tests that alone run in this session, if they have one of their own."""
+    return config.option.markexpr if config.option.markexpr in OWN_SESSIONS else None
 
 
-def _may_compile(path: Path) -> bool:
-    return any(path.is_relative_to(Path(__file__).parent / place) for place in COMPILING)
+def _may_hold(path: Path, marker: str) -> bool:
+    return any(path.is_relative_to(Path(__file__).parent / place) for place in OWN_SESSIONS[marker])
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    return True if _only_compile_tests(config) and collection_path.is_file() and not _may_compile(collection_path) else None
+    own = _own_session(config)
+    return True if own is not None and collection_path.is_file() and not _may_hold(collection_path, own) else None
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Checks shapes at run time, except in a session of tests that compile, which would trace the checks too."""
+    """Checks shapes at run time, except in sessions in which something is compiled, which would trace the checks too."""
     config.addinivalue_line("markers", "compile: uses torch.compile, so runs only in a session of its own: -m compile.")
-    if not _only_compile_tests(config):
+    config.addinivalue_line("markers", "interpret: interprets kernels, so runs only in a session of its own: -m interpret.")
+    if _own_session(config) == "interpret":
+        os.environ["TRITON_INTERPRET"] = "1"
+    if _own_session(config) is None:
         # Has to come before the first import of these packages, hence no import of twoaxis in this file.
         jaxtyping.jaxtyped = checked_if_of_shapes
         jaxtyping.install_import_hook([f"twoaxis.{name}" for name in CHECKED_PACKAGES], TYPE_CHECKER)
@@ -119,9 +127,9 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_report_header(config: pytest.Config) -> str:
-    if _only_compile_tests(config):
+    if _own_session(config) is not None:
         return "shapes are not checked at run time"
-    return "shapes are checked at run time; tests that compile are left out, run them with -m compile"
+    return "shapes are checked at run time; tests that compile or interpret are left out: -m compile, -m interpret"
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -185,13 +193,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             file, _, test = row.partition("::")
             if test and file in whole_files:
                 raise pytest.UsageError(f"QUARANTINE.md: no test is called {row}; remove the row")
-    if not _only_compile_tests(config):
-        compiling = [item for item in items if item.get_closest_marker("compile")]
-        for item in compiling:
-            if not _may_compile(item.path):
-                raise pytest.UsageError(f"{item.nodeid}: compiles, so its file must be in COMPILING of tests/conftest.py")
-        config.hook.pytest_deselected(items=compiling)
-        items[:] = [item for item in items if not item.get_closest_marker("compile")]
+    if _own_session(config) is None:
+        others = {item: marker for item in items for marker in OWN_SESSIONS if item.get_closest_marker(marker)}
+        for item, marker in others.items():
+            if not _may_hold(item.path, marker):
+                raise pytest.UsageError(
+                    f"{item.nodeid}: marked {marker}: its file must be in OWN_SESSIONS of tests/conftest.py"
+                )
+        config.hook.pytest_deselected(items=list(others))
+        items[:] = [item for item in items if item not in others]
 
 
 def _refuse_silent_skip(report: pytest.TestReport | pytest.CollectReport) -> None:

@@ -26,5 +26,5 @@ def facts(settings: Settings) -> list[Row]:
             "bfloat16": torch.cuda.is_bf16_supported(),
         }
     described = describe_environment(torch.device(settings.device), torch.bfloat16)
-    found |= {key: described[key] for key in ("git_commit", "code")} | described["versions"] | header()
+    found |= {key: described[key] for key in ("git_commit", "code", "kernels")} | described["versions"] | header()
     return [{"what": key, "value": str(value)} for key, value in found.items()]

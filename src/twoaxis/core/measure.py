@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import FlopCounterMode
 
 from twoaxis.core.meta_results import result_of
 
@@ -293,6 +292,9 @@ class Reads:
 
 def product_flops(run: Callable[[], Any]) -> tuple[int, int]:
     """Counts (all matrix products, those between activations: attention scores and values); convolutions are neither."""
+    # It loads Triton, where that is installed.
+    from torch.utils.flop_counter import FlopCounterMode
+
     with FlopCounterMode(display=False) as counter:
         run()
     counted = {str(operation): n for operation, n in counter.get_flop_counts().get("Global", {}).items()}

@@ -12,6 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from twoaxis.core.errors import ConfigError
+from twoaxis.ops.gpu import depth_read_operator
 from twoaxis.ops.mix import (
     by_head,
     head_sums,
@@ -57,6 +58,8 @@ def depth_read(
         ConfigError: no source, or sources of different shape, dtype or device.
     """
     _check(sources, inverse_rms)
+    if impl == "fused" and (len(sources) > 1 or values == "normalised") and depth_read_operator.serves(sources, n_heads):
+        return depth_read_operator.read(sources, inverse_rms, query, n_heads, stream, scale, values == "normalised")[0]
     if runs_plain(impl):
         weights = depth_weights(sources, inverse_rms, query, n_heads)
         weights = weights.unsqueeze(-1) if n_heads == 1 else weights

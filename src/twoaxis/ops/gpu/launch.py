@@ -1,0 +1,228 @@
+"""When the kernels serve a call, and their block sizes: functions of shapes alone, so that results repeat and nothing is tuned.
+
+Letters: N rows (tokens), D width, H heads, S depth sources.
+"""
+
+import contextlib
+import importlib.util
+import os
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from twoaxis.core.errors import ConfigError, problem
+
+SWITCH = "TWOAXIS_KERNELS"
+"""Environment variable: `on` (the default) or `off`; it is read when the package is imported."""
+
+LEAST_CAPABILITY = (8, 0)
+"""Of a device of NVIDIA: older ones have no bfloat16."""
+
+MOST_SOURCES = 63
+"""A set of sources is passed to a kernel as the bits of one int64."""
+
+MOST_LANES = 8192
+"""Largest padded row that one program holds in registers."""
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+"""Whether Triton interprets its kernels, which then serve tensors of the CPU."""
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _switched_on() -> bool:
+    chosen = os.environ.get(SWITCH, "on")
+    if chosen not in ("on", "off"):
+        raise ConfigError(problem(SWITCH, chosen, "'on' or 'off'", "change the environment variable"))
+    return chosen == "on"
+
+
+class _State:
+    """Whether kernels run; an attribute, so that `torch.compile` guards on it."""
+
+    on = _switched_on()
+
+
+INSTALLED = importlib.util.find_spec("triton") is not None
+
+
+def kernels() -> str:
+    """Says whether kernels serve tensors on a GPU, and if not, why: `on`, or `off` with the reason."""
+    if not INSTALLED:
+        return "off: triton is not installed"
+    return "on" if _State.on else f"off: {SWITCH}=off"
+
+
+@contextlib.contextmanager
+def without_kernels() -> Iterator[None]:
+    """Runs the torch engine within the block, in all threads of this process."""
+    before, _State.on = _State.on, False
+    try:
+        yield
+    finally:
+        _State.on = before
+
+
+def served(x: Tensor) -> bool:
+    """Whether kernels compute with tensors like this one: on a GPU, in 16 or 32 bits, switched on and installed."""
+    on_device = x.is_cuda or (INTERPRETED and x.device.type == "cpu")
+    return on_device and x.dtype in DTYPES and INSTALLED and _State.on
+
+
+def fits(width: int, n_heads: int, n_sources: int) -> bool:
+    """Whether a row of this width and so many sources fit the kernels that hold rows in registers."""
+    return n_sources <= MOST_SOURCES and lanes_of(width, n_heads) <= MOST_LANES
+
+
+def lanes_of(width: int, n_heads: int) -> int:
+    """Numbers of a row after its heads and their number are padded to powers of two."""
+    return power_of_two(n_heads) * power_of_two(width // n_heads)
+
+
+def power_of_two(n: int) -> int:
+    """Returns the smallest power of two that is at least n.
+
+    Example:
+        >>> power_of_two(96), power_of_two(1)
+        (128, 1)
+    """
+    return 1 << max(0, n - 1).bit_length()
+
+
+def ready(x: Tensor) -> Tensor:
+    """Returns the tensor, or a copy where it is not contiguous or its address is no multiple of 16 bytes.
+
+    Kernels take rows as they lie in memory and load 16 bytes at a time.
+    """
+    if x.is_contiguous() and (INTERPRETED or x.data_ptr() % 16 == 0):
+        return x
+    return x.clone(memory_format=torch.contiguous_format)
+
+
+def padded(tensors: Sequence[Tensor], filler: Tensor) -> tuple[Tensor, ...]:
+    """Returns the tensors as a tuple of 4, 8, 16, 32 or 64, so that few variants are compiled; the filler is never read."""
+    return (*tensors, *(filler for _ in range(max(4, power_of_two(len(tensors))) - len(tensors))))
+
+
+def spread(tensors: Sequence[Tensor], places: int, fillers: Sequence[Tensor]) -> list[Tensor]:
+    """Returns the tensors at the positions of a set, and the fillers elsewhere."""
+    found = iter(tensors)
+    return [next(found) if places >> index & 1 else filler for index, filler in enumerate(fillers)]
+
+
+def bits(chosen: Sequence[bool]) -> int:
+    """Returns a set of positions as the bits of one number.
+
+    Example:
+        >>> bits([True, False, True])
+        5
+    """
+    return sum(1 << index for index, one in enumerate(chosen) if one)
+
+
+class Blocks(NamedTuple):
+    """Block sizes of one kernel.
+
+    Attributes:
+        rows: that a program holds at a time.
+        group: sources loaded at a time.
+        warps: of a program.
+        stages: of loads in flight.
+        programs: at most; 0 starts one for every block of rows.
+    """
+
+    rows: int
+    group: int
+    warps: int
+    stages: int
+    programs: int = 0
+
+
+def start(kernel: Any, blocks: Blocks, n_rows: int, *arguments: Any, **constants: Any) -> None:
+    """Starts a kernel over blocks of rows, on the device of its tensors.
+
+    Args:
+        kernel: of Triton; its last argument that is no constant is the number of rows.
+        blocks: its block sizes.
+        n_rows: N.
+        arguments: the others, the first a tensor or a tuple of tensors.
+        constants: that it is compiled for, block sizes aside.
+    """
+    first = arguments[0][0] if isinstance(arguments[0], tuple) else arguments[0]
+    on_device = contextlib.nullcontext()
+    if first.is_cuda:
+        check_capability(first.device.index)
+        on_device = torch.cuda.device(first.device)
+    with on_device:
+        kernel[(n_programs(blocks, n_rows),)](
+            *arguments, n_rows, **constants, ROWS=blocks.rows, GROUP=blocks.group, STAGES=blocks.stages, num_warps=blocks.warps
+        )
+
+
+def n_programs(blocks: Blocks, n_rows: int) -> int:
+    """Programs that are started for so many rows."""
+    n_blocks = -(-n_rows // blocks.rows)
+    return min(n_blocks, blocks.programs) if blocks.programs else n_blocks
+
+
+def read_blocks(lanes: int, n_sources: int) -> Blocks:
+    """The blocks of a depth read; not measured on a GPU yet."""
+    rows, warps = _rows_and_warps(lanes)
+    return Blocks(rows, min(4, power_of_two(n_sources)), warps, 2)
+
+
+def read_backward_blocks(lanes: int, n_sources: int) -> Blocks:
+    """The blocks of the backward pass of a depth read; not measured on a GPU yet.
+
+    The number of programs does not depend on the device, so that sums over rows are the same on all. It is what 128
+    multiprocessors hold at a time: more would only push what is read twice out of the second-level cache.
+    """
+    rows, warps = _rows_and_warps(lanes)
+    return Blocks(rows, min(2, power_of_two(n_sources)), warps, 2, 2**20 // max(2048, lanes))
+
+
+def _rows_and_warps(lanes: int) -> tuple[int, int]:
+    """Narrow rows share a program, so that it has some 2048 numbers of one source."""
+    return max(1, min(16, 2048 // lanes)), 4 if lanes <= 2048 else lanes // 512
+
+
+LIBRARY = torch.library.Library("twoaxis", "FRAGMENT")
+
+
+def operator(schema: str, fake: Callable[..., Any]) -> Callable[[F], F]:
+    """Registers the function that it decorates as `torch.ops.twoaxis.NAME`, opaque to `torch.compile`.
+
+    Args:
+        schema: name, arguments and results in torch's notation; no result may be an argument.
+        fake: makes the results from shapes alone.
+    """
+    name = schema.partition("(")[0]
+
+    def register(implementation: F) -> F:
+        LIBRARY.define(schema)
+        for key in ("CUDA", "CPU") if INTERPRETED else ("CUDA",):
+            LIBRARY.impl(name, implementation, key)
+        torch.library.register_fake(f"twoaxis::{name}", fake, lib=LIBRARY)
+        return implementation
+
+    return register
+
+
+@cache
+def check_capability(index: int) -> None:
+    """Rejects a device that is too old for the kernels.
+
+    Raises:
+        ConfigError: an older device of NVIDIA.
+    """
+    found = torch.cuda.get_device_capability(index)
+    if torch.version.hip is None and found < LEAST_CAPABILITY:
+        raise ConfigError(
+            f"kernels: {torch.cuda.get_device_name(index)} has compute capability {found[0]}.{found[1]}: must be at least "
+            f"{LEAST_CAPABILITY[0]}.{LEAST_CAPABILITY[1]}; set {SWITCH}=off"
+        )
