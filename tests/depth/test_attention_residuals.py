@@ -81,7 +81,7 @@ def test_a_source_scaled_by_a_hundred_keeps_the_weights_of_the_others(impl: str)
     def last_read(scale: float) -> Tensor:
         state = config.build(stack)[1].enter(first)[0]
         for mixer, update in zip(mixers[:2], (scale * updates[0], updates[1]), strict=True):
-            state = mixer.write(state, update, update, ())  # type: ignore[operator]
+            state = mixer.write(state, update, update, state)  # type: ignore[operator]
         return mixers[2].read(state)[0]  # type: ignore[operator]
 
     one, two, hundred = last_read(1.0), last_read(2.0), last_read(100.0)

@@ -236,14 +236,22 @@ class AttentionResiduals(DepthMixer, config=AttentionResidualsConfig):
         """Builds the mixer of one sublayer, which reads all sources itself."""
         return super().build_alone(config.replace(schedule="per_read"), site)
 
-    def read(self, state: Sources, layout: Layout = None, cache: Any = None) -> tuple[Views, tuple[EarlyRead, ...], Any]:
-        """Returns the mixture of all sources, or one for q, k and v each; the only source itself at the first sublayer."""
+    def read(self, state: Sources, layout: Layout = None, cache: Any = None) -> tuple[Views, Sources, Any]:
+        """Returns the mixture of all sources, or one for q, k and v each; the only source itself at the first sublayer.
+
+        The carry is the state as the write should take it: its sources passed on by the readers, and its early reads.
+        """
         if self.config.schedule == "two_phase":
-            return *self._read_in_phases(state), cache
-        view = state.values[0] if self.query is None else self.query(state)
+            view, early = self._read_in_phases(state)
+            return view, state._replace(early=early), cache
+        if self.query is None:
+            return state.values[0], state, cache
+        view, passed = self.query(state)
         if self.key_query is None or self.value_query is None:
-            return view, (), cache
-        return QKV(view, self.key_query(state), self.value_query(state)), (), cache
+            return view, passed, cache
+        key, passed = self.key_query(passed)
+        value, passed = self.value_query(passed)
+        return QKV(view, key, value), passed, cache
 
     def _read_in_phases(self, state: Sources) -> tuple[Stream, tuple[EarlyRead, ...]]:
         """Returns the mixture, and the early reads of the later sublayers of the block."""
@@ -259,10 +267,10 @@ class AttentionResiduals(DepthMixer, config=AttentionResidualsConfig):
             mixed = late_read(early[0], late, state.inverse_rms[n:], self.query.query(state), config.impl)
         return self.query.scaled(mixed.to(state.values[0].dtype)), tuple(early[1:])
 
-    def write(self, state: Sources, update: Float[Tensor, "B T W"], context: Views, carry: tuple[EarlyRead, ...]) -> Sources:
+    def write(self, state: Sources, update: Float[Tensor, "B T W"], context: Views, carry: Sources) -> Sources:
         """Returns the sources with the update as a new one, or added to the running block sum, and the early reads."""
-        sources = state.with_output(update, self.opens_source, self.count, self.eps, self.config.impl)
-        return sources._replace(early=carry)
+        sources = carry.with_output(update, self.opens_source, self.count, self.eps, self.config.impl)
+        return sources._replace(early=carry.early)
 
     def explain(self, done: Read | Write) -> Explanation:
         """Returns the mixtures of the sources; nothing at the first sublayer."""
@@ -293,7 +301,7 @@ class AttentionResidualsEnds(DepthEnds):
 
     def leave(self, state: Sources, layout: Layout = None, cache: Any = None) -> tuple[Stream, Any]:
         """Returns the final mixture."""
-        return self.query(state), cache
+        return self.query(state)[0], cache
 
     def explain(self, done: Read) -> Explanation:
         """Returns the final mixture."""

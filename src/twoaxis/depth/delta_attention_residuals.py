@@ -196,6 +196,11 @@ class StreamAndDeltas(NamedTuple):
         reads_running = len(self.inverse_rms) > len(self.values)
         return Sources((*self.values, *self.running) if reads_running else self.values, self.inverse_rms)
 
+    def with_sources(self, passed: Sources) -> "StreamAndDeltas":
+        """Returns the state with these tensors as the sources that were read."""
+        n = len(self.values)
+        return self._replace(values=passed.values[:n], running=passed.values[n:] or self.running)
+
 
 class DeltaAttentionResiduals(DepthMixer, config=DeltaAttentionResidualsConfig):
     """See `DeltaAttentionResidualsConfig`."""
@@ -212,16 +217,20 @@ class DeltaAttentionResiduals(DepthMixer, config=DeltaAttentionResidualsConfig):
         self.route = AddedRead(*form) if names else None
         self.value_route = AddedRead(*form) if names and self.splits_views else None
 
-    def read(self, state: StreamAndDeltas, layout: Layout = None, cache: Any = None) -> tuple[Views, None, Any]:
-        """Returns the stream plus the mixture; separately for the values where they have a read of their own."""
-        view = state.stream if self.route is None else self.route(state.stream, state.sources)
-        if not self.splits_views:
-            return view, None, cache
-        values = view if self.value_route is None else self.value_route(state.stream, state.sources)
-        return QKV(view, view, values), None, cache
+    def read(self, state: StreamAndDeltas, layout: Layout = None, cache: Any = None) -> tuple[Views, StreamAndDeltas, Any]:
+        """Returns the stream plus the mixture; separately for the values where they have a read of their own.
 
-    def write(self, state: StreamAndDeltas, update: Stream, context: Views, carry: None) -> StreamAndDeltas:
+        The carry is the state as the write should take it: its sources passed on by the readers.
+        """
+        view, passed = (state.stream, state.sources) if self.route is None else self.route(state.stream, state.sources)
+        values = view
+        if self.value_route is not None:
+            values, passed = self.value_route(state.stream, passed)
+        return QKV(view, view, values) if self.splits_views else view, state.with_sources(passed), cache
+
+    def write(self, state: StreamAndDeltas, update: Stream, context: Views, carry: StreamAndDeltas) -> StreamAndDeltas:
         """Returns the stream plus the update, and the sources that it completes."""
+        state = carry
         # Under autocast the update may be narrower than the stream that it joins.
         update = update.to(state.stream.dtype)
         stream = state.stream + update

@@ -15,7 +15,7 @@ from twoaxis.core.cost import Cost
 from twoaxis.core.parameters import Constant, DeclaredModule
 from twoaxis.core.views import WeightedSum, per_token
 from twoaxis.depth.base import Stream
-from twoaxis.ops.depth_read import Values, depth_read, depth_scores, depth_weights, softmax_mix, source_factor
+from twoaxis.ops.depth_read import Values, depth_scores, depth_weights, passing_read, softmax_mix, source_factor
 from twoaxis.ops.precision import Impl, outside_autocast, statistics_dtype
 from twoaxis.ops.two_phase import EarlyRead
 
@@ -141,13 +141,14 @@ class DepthQuery(DeclaredModule):
         if form.query == "token":
             self.query_map = self.parameter("query_map", (W, W), Constant(0.0), "matrix", grows=both)
 
-    def forward(self, sources: Sources) -> Stream:
-        """Returns the mixture of the sources."""
+    def forward(self, sources: Sources) -> tuple[Stream, Sources]:
+        """Returns the mixture of the sources, and these as the next reader should take them; see `passing_read`."""
         form, query = self.form, self.query(sources)
         if form.keys == "emitted":
-            return self.scaled(softmax_mix(sources.values, self._logits(sources, query), form.impl))
+            return self.scaled(softmax_mix(sources.values, self._logits(sources, query), form.impl)), sources
         given = sources.values, sources.inverse_rms, query, form.impl
-        return self.scaled(depth_read(*given, n_heads=form.n_heads, values=form.values))
+        read = passing_read(*given, n_heads=form.n_heads, values=form.values)
+        return self.scaled(read.mixed), sources._replace(values=read.sources)
 
     def scaled(self, mixture: Tensor) -> Tensor:
         """Returns the mixture times the number of its sources where their sum is asked for."""
@@ -211,12 +212,15 @@ class AddedRead(DeclaredModule):
         self.null = self.parameter("null", (d_model,), Constant(0.0), "query", grows="outputs") if null else None
         self.alpha = self.parameter("alpha", (1,), Constant(0.0), "gate") if gated else None
 
-    def forward(self, stream: Stream, sources: Sources) -> Stream:
-        """Returns the stream plus the mixture of the sources."""
+    def forward(self, stream: Stream, sources: Sources) -> tuple[Stream, Sources]:
+        """Returns the stream plus the mixture, and the sources as the next reader should take them; see `passing_read`."""
         values, factors = self._with_null(stream, sources)
         if self.chooses:
-            return depth_read(values, factors, self._query(factors), self.impl, stream=stream, scale=self.alpha)
-        return stream + values[0] if self.alpha is None else torch.addcmul(stream, self.alpha.to(stream.dtype), values[0])
+            read = passing_read(values, factors, self._query(factors), self.impl, stream=stream, scale=self.alpha)
+            return read.mixed, sources._replace(values=read.sources[len(values) - len(sources.values) :])
+        if self.alpha is None:
+            return stream + values[0], sources
+        return torch.addcmul(stream, self.alpha.to(stream.dtype), values[0]), sources
 
     def sum(self, stream: Stream, sources: Sources, made: Stream, result: str) -> WeightedSum:
         """Returns the mixture with its weights, which is added to the stream."""

@@ -5,7 +5,7 @@ stack would copy the whole history at every read, and autograd would keep every 
 """
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -58,12 +58,67 @@ def depth_read(
         ConfigError: no source, or sources of different shape, dtype or device.
     """
     _check(sources, inverse_rms)
-    if impl == "fused" and (len(sources) > 1 or values == "normalised") and depth_read_operator.serves(sources, n_heads):
-        return depth_read_operator.read(sources, inverse_rms, query, n_heads, stream, scale, values == "normalised")[0]
+    given = sources, inverse_rms, query, n_heads, stream, scale, values == "normalised"
+    if _uses_kernels(sources, impl, n_heads, values):
+        return depth_read_operator.read(*given)[0]
+    return _in_torch(*given, impl)
+
+
+class PassingRead(NamedTuple):
+    """A depth read, and its sources for the readers after it.
+
+    The sources are the ones that were read. Only when the next reader takes them from here do the gradients of both meet in one
+    buffer on a GPU: the kernel adds its own to what arrives, where autograd would add one more array per source and read.
+    """
+
+    mixed: Float[Tensor, "B T D"]
+    sources: tuple[Float[Tensor, "B T D"], ...]
+
+
+@outside_autocast
+def passing_read(
+    sources: Sequence[Float[Tensor, "B T D"]],
+    inverse_rms: Sequence[Float[Tensor, "B T"]],
+    query: Float[Tensor, "*each D"],
+    impl: Impl = "fused",
+    *,
+    n_heads: int = 1,
+    stream: Float[Tensor, "B T D"] | None = None,
+    scale: Float[Tensor, "1"] | None = None,
+    values: Values = "raw",
+) -> PassingRead:
+    """Computes `depth_read`, and passes its sources on to the next reader.
+
+    Raises:
+        ConfigError: no source, or sources of different shape, dtype or device.
+    """
+    _check(sources, inverse_rms)
+    given = sources, inverse_rms, query, n_heads, stream, scale, values == "normalised"
+    if _uses_kernels(sources, impl, n_heads, values):
+        return PassingRead(*depth_read_operator.read(*given, passes=True))
+    return PassingRead(_in_torch(*given, impl), tuple(sources))
+
+
+def _uses_kernels(sources: Sequence[Tensor], impl: Impl, n_heads: int, values: Values) -> bool:
+    chooses = len(sources) > 1 or values == "normalised"
+    return impl == "fused" and chooses and depth_read_operator.serves(sources, n_heads)
+
+
+def _in_torch(
+    sources: Sequence[Tensor],
+    inverse_rms: Sequence[Tensor],
+    query: Tensor,
+    n_heads: int,
+    stream: Tensor | None,
+    scale: Tensor | None,
+    normalised: bool,
+    impl: Impl,
+) -> Tensor:
+    """Computes the read in its plain form or in torch's engine."""
     if runs_plain(impl):
         weights = depth_weights(sources, inverse_rms, query, n_heads)
         weights = weights.unsqueeze(-1) if n_heads == 1 else weights
-        if values == "normalised":
+        if normalised:
             factors = [with_gradient(r, v).unsqueeze(-1) for v, r in zip(sources, inverse_rms, strict=True)]
             weights = weights * torch.stack(factors)
         mixed = torch.zeros((), dtype=weights.dtype, device=weights.device)
@@ -72,13 +127,13 @@ def depth_read(
         mixed = mixed.reshape(sources[0].shape)
         mixed = mixed if scale is None else scale * mixed
         return (mixed if stream is None else stream + mixed).to(sources[0].dtype)
-    if len(sources) == 1 and values == "raw":
+    if len(sources) == 1 and not normalised:
         # One source has weight 1 with any query.
         mixed = sources[0]
         if scale is not None:
             return torch.addcmul(torch.zeros_like(mixed) if stream is None else stream, scale.to(mixed.dtype), mixed)
         return mixed if stream is None else stream + mixed
-    return _DepthRead.apply(query, stream, scale, n_heads, values == "normalised", *sources, *inverse_rms)
+    return _DepthRead.apply(query, stream, scale, n_heads, normalised, *sources, *inverse_rms)
 
 
 @outside_autocast

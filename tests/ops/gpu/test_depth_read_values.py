@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.ops.compare import normal
-from twoaxis.ops.depth_read import Values, depth_read, source_factor
+from twoaxis.ops.depth_read import Values, depth_read, passing_read, source_factor
 from twoaxis.ops.gpu import depth_read_operator, launch
 from twoaxis.ops.norm import inverse_rms
 from twoaxis.ops.precision import Impl
@@ -81,6 +81,14 @@ def tensors(case: Case, N: int = 7) -> list[Tensor]:
     return [query.float(), rounded[0], torch.tensor([0.7]), *rounded[1:]]
 
 
+def guarded(x: Tensor) -> Tensor:
+    """A copy between numbers that are none, so that a load beside it is noticed."""
+    room = torch.full((x.numel() + 512,), float("nan"), dtype=x.dtype)
+    inside = room[256:-256].view(x.shape)
+    inside.copy_(x)
+    return inside.detach()
+
+
 def read(case: Case, given: Sequence[Tensor], impl: Impl) -> Tensor:
     query, stream, scale, *sources = given
     own = case.factors == "own"
@@ -91,7 +99,7 @@ def read(case: Case, given: Sequence[Tensor], impl: Impl) -> Tensor:
 
 def results(case: Case, given: Sequence[Tensor], impl: Impl, wide: bool = False) -> list[Tensor]:
     """The read and the gradients of all that it takes."""
-    leaves = [(one.double() if wide else one.clone()).requires_grad_() for one in given]
+    leaves = [(one.double() if wide else guarded(one)).requires_grad_() for one in given]
     mixed = read(case, leaves, impl)
     used = [leaves[0], *([leaves[1]] if case.stream else []), *([leaves[2]] if case.scale else []), *leaves[3:]]
     return [mixed.detach(), *torch.autograd.grad(mixed, used, normal(*mixed.shape, seed=99).to(given[1].dtype).to(mixed.dtype))]
@@ -140,7 +148,7 @@ def test_tensors_that_do_not_lie_in_rows() -> None:
     """Transposed, sliced and expanded tensors are read as what they are, and so is the gradient of a plain sum."""
     wide = normal(7, 2, 96, dtype=torch.float32)
     sources = [wide[..., :48].transpose(0, 1), wide[..., 48:].transpose(0, 1), normal(48, dtype=torch.float32).expand(2, 7, 48)]
-    query = normal(96, seed=5, dtype=torch.float32)[::2] / 7
+    query = (normal(96, seed=5, dtype=torch.float32) / 7)[::2]
     found = []
     engines: tuple[tuple[Impl, torch.dtype], ...] = (("fused", torch.float32), ("reference", torch.float64))
     for impl, dtype in engines:
@@ -186,32 +194,36 @@ class GivenGradients(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("factors", ["own", "statistic"])
-def test_gradients_of_earlier_readers_pass_through(factors: str) -> None:
-    """Three readers of ever more sources: the gradients of the later ones meet in the buffers of the earlier."""
+# Dynamo looks at the gradient of every tensor that it is given.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+@pytest.mark.parametrize(("factors", "traced"), [("own", False), ("statistic", False), ("own", True)])
+def test_gradients_of_earlier_readers_pass_through(factors: str, traced: bool) -> None:
+    """Three readers of ever more sources: the gradients of the later ones meet in the buffers of the earlier.
+
+    Traced, each reader is a graph of its own, as it is where blocks are compiled.
+    """
+    read_on: Any = torch.compile(passing_read, fullgraph=True, backend="aot_eager") if traced else passing_read
     tensor, queries = [normal(1, 7, 48, seed=i) for i in range(4)], [normal(48, seed=50 + i) / 7 for i in range(3)]
 
-    def readers(given: Sequence[Tensor], passes: bool) -> Tensor:
+    def readers(given: Sequence[Tensor], impl: Impl) -> Tensor:
         vs, qs, total = given[:4], given[4:], torch.zeros((), dtype=given[0].dtype)
         taken = list(vs[:2])
         for query, newest in zip(qs, (*vs[2:], None), strict=True):
             chosen = [source_factor(v, EPS, "reference") if factors == "own" else inverse_rms(v, EPS) for v in taken]
-            if passes:
-                mixed, taken = depth_read_operator.read(taken, chosen, query, 1, None, None, False)
-            else:
-                mixed = depth_read(taken, chosen, query, "reference")
+            mixed, taken = read_on(taken, chosen, query, impl)
             total = total + mixed.sin()
             taken = [*taken, *([] if newest is None else [newest * mixed])]
         return total
 
     leaves = [one.float().requires_grad_() for one in (*tensor, *queries)]
     wide = [one.double().detach().requires_grad_() for one in leaves]
-    got, want = readers(leaves, passes=True), readers(wide, passes=False)
+    got, want = readers(leaves, "fused"), readers(wide, "reference")
     cotangent = normal(1, 7, 48, seed=99, dtype=torch.float32)
     with GivenGradients() as seen:
         pairs = torch.autograd.grad(got, leaves, cotangent), torch.autograd.grad(want, wide, cotangent.double())
     assert_close([got.detach(), *pairs[0]], [want.detach(), *pairs[1]], torch.float32)
-    assert seen.given == [0, 0b111, 0b11], "from the last reader to the first: the sources whose gradients came with the call"
+    # From the last reader to the first: the sources whose gradients came with the call; a traced one gets zeros.
+    assert seen.given == [0b1111 if traced else 0, 0b111, 0b11]
 
 
 def test_scores_out_of_range_and_values_that_are_no_numbers() -> None:

@@ -18,7 +18,7 @@ from twoaxis.depth.depth_query import DepthQuery, Sources
 from twoaxis.model import Decoder
 from twoaxis.model.trace import sublayer_list
 from twoaxis.ops import two_phase
-from twoaxis.ops.depth_read import depth_read, depth_scores, depth_weights, source_factor
+from twoaxis.ops.depth_read import depth_read, depth_scores, depth_weights, passing_read, source_factor
 from twoaxis.ops.norm import inverse_rms, rms_norm
 from twoaxis.sequence import AttentionConfig
 
@@ -174,7 +174,7 @@ def _reads(model: Decoder, golden: Golden) -> Iterator[tuple[int, Sources, Tenso
             yield index, state, state.values[0], torch.ones_like(state.inverse_rms[0])[None]
         else:
             query = read.pseudo_query * read.key_gain
-            yield index, state, read(state), depth_weights(state.values, state.inverse_rms, query)
+            yield index, state, read(state)[0], depth_weights(state.values, state.inverse_rms, query)
 
 
 def _no_key_norm(patch: pytest.MonkeyPatch) -> None:
@@ -187,16 +187,16 @@ def _no_key_norm_in_operator(patch: pytest.MonkeyPatch) -> None:
 
 
 def _no_key_gain(patch: pytest.MonkeyPatch) -> None:
-    def forward(self: DepthQuery, sources: Sources) -> Tensor:
+    def forward(self: DepthQuery, sources: Sources) -> tuple[Tensor, Sources]:
         assert self.key_gain is not None
-        return depth_read(sources.values, sources.inverse_rms, self.pseudo_query + 0 * self.key_gain)
+        return depth_read(sources.values, sources.inverse_rms, self.pseudo_query + 0 * self.key_gain), sources
 
     patch.setattr(DepthQuery, "forward", forward)
 
 
 def _raw_values(patch: pytest.MonkeyPatch) -> None:
-    right = depth_read
-    patch.setattr(depth_query, "depth_read", lambda *given, values, **options: right(*given, **options))
+    right = passing_read
+    patch.setattr(depth_query, "passing_read", lambda *given, values, **options: right(*given, **options))
 
 
 def _no_scale(patch: pytest.MonkeyPatch) -> None:

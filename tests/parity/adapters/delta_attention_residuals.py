@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from twoaxis.core.views import QKV
 from twoaxis.depth import DeltaAttentionResidualsConfig, delta_attention_residuals
 from twoaxis.depth.delta_attention_residuals import DeltaAttentionResiduals, DeltaEnds, StreamAndDeltas
-from twoaxis.depth.depth_query import AddedRead
+from twoaxis.depth.depth_query import AddedRead, Sources
 from twoaxis.model import Decoder
 from twoaxis.model.trace import sublayer_list
 from twoaxis.sequence import AttentionConfig
@@ -147,7 +147,12 @@ def _tiny_places(golden: Golden, model: TinyLM) -> Iterator[tuple[nn.Module | No
 
 def _replaces_the_stream(patch: pytest.MonkeyPatch) -> None:
     right = AddedRead.forward
-    patch.setattr(AddedRead, "forward", lambda self, stream, sources: right(self, stream, sources) - stream)
+
+    def forward(self: AddedRead, stream: Tensor, sources: Sources) -> tuple[Tensor, Sources]:
+        added, passed = right(self, stream, sources)
+        return added - stream, passed
+
+    patch.setattr(AddedRead, "forward", forward)
 
 
 def _no_key_norm(patch: pytest.MonkeyPatch) -> None:
@@ -157,7 +162,7 @@ def _no_key_norm(patch: pytest.MonkeyPatch) -> None:
 def _writes_the_mixture(patch: pytest.MonkeyPatch) -> None:
     right = DeltaAttentionResiduals.write
 
-    def write(self: Any, state: StreamAndDeltas, update: Tensor, context: Any, carry: None) -> StreamAndDeltas:
+    def write(self: Any, state: StreamAndDeltas, update: Tensor, context: Any, carry: StreamAndDeltas) -> StreamAndDeltas:
         following = right(self, state, update, context, carry)
         return following._replace(stream=following.stream + self.read(state)[0] - state.stream)
 
@@ -167,7 +172,7 @@ def _writes_the_mixture(patch: pytest.MonkeyPatch) -> None:
 def _entries_are_streams(patch: pytest.MonkeyPatch) -> None:
     right = DeltaAttentionResiduals.write
 
-    def write(self: Any, state: StreamAndDeltas, update: Tensor, context: Any, carry: None) -> StreamAndDeltas:
+    def write(self: Any, state: StreamAndDeltas, update: Tensor, context: Any, carry: StreamAndDeltas) -> StreamAndDeltas:
         following = right(self, state, update, context, carry)
         if len(following.values) == len(state.values) or not state.values:
             return following
@@ -179,7 +184,7 @@ def _entries_are_streams(patch: pytest.MonkeyPatch) -> None:
 def _routes_swapped(patch: pytest.MonkeyPatch) -> None:
     right = DeltaAttentionResiduals.read
 
-    def read(self: Any, *given: Any) -> tuple[Any, None, Any]:
+    def read(self: Any, *given: Any) -> tuple[Any, StreamAndDeltas, Any]:
         views, carry, cache = right(self, *given)
         return (QKV(views.v, views.v, views.q) if isinstance(views, QKV) else views), carry, cache
 

@@ -174,14 +174,21 @@ def _read_backward(
 class _DepthRead(torch.autograd.Function):
     """Saves the sources, a score per source, row and head, and one number per row and head.
 
-    The sources are also returned, as tensors of their own. A later reader that takes them from here hands its gradients back
-    through this read, which adds its own before they are stored: one array is read and one written per source and read, where
-    autograd would read two more and write one more.
+    If it passes them on, the sources are also returned, as tensors of their own. A later reader that takes them from here hands
+    its gradients back through this read, which adds its own before they are stored: one array is read and one written per
+    source and read, where autograd would read two more and write one more.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, query: Tensor, stream: Tensor | None, scale: Tensor | None, n_heads: int, normalised: bool, *tensors: Tensor
+        ctx: Any,
+        query: Tensor,
+        stream: Tensor | None,
+        scale: Tensor | None,
+        n_heads: int,
+        normalised: bool,
+        passes: bool,
+        *tensors: Tensor,
     ) -> tuple[Tensor, ...]:
         n = len(tensors) // 2
         sources, factors = tensors[:n], torch.stack(tensors[n:])
@@ -189,16 +196,16 @@ class _DepthRead(torch.autograd.Function):
         ctx.save_for_backward(query, scale, factors, scores, log_totals, *sources)
         ctx.n_heads, ctx.normalised = n_heads, normalised
         ctx.set_materialize_grads(False)
-        return mixed, *(v.detach() for v in sources)
+        return mixed, *(v.detach() for v in sources if passes)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor | None) -> tuple[Tensor | None, ...]:
-        grad, *passed = grad_outputs
         query, scale, factors, scores, log_totals, *sources = ctx.saved_tensors
-        n = len(sources)
+        n, grad = len(sources), grad_outputs[0]
+        passed = grad_outputs[1:] or (None,) * n
         if grad is None:
-            return None, None, None, None, None, *passed, *(None,) * n
-        wants, own = ctx.needs_input_grad[5 : 5 + n], any(ctx.needs_input_grad[5 + n :])
+            return *(None,) * 6, *passed, *(None,) * n
+        wants, own = ctx.needs_input_grad[6 : 6 + n], any(ctx.needs_input_grad[6 + n :])
         given = [one is not None and want for one, want in zip(passed, wants, strict=True)]
         results, grad_query, grad_factors, grad_scale = torch.ops.twoaxis.depth_read_backward(
             grad, query, sources, factors, scale, scores, log_totals,
@@ -209,7 +216,16 @@ class _DepthRead(torch.autograd.Function):
         grad_stream = grad if ctx.needs_input_grad[1] else None
         grad_scale = None if scale is None else grad_scale.to(scale.dtype)
         by_factor = grad_factors.unbind() if own else (None,) * n
-        return grad_query, grad_stream, grad_scale, None, None, *(next(found) if want else None for want in wants), *by_factor
+        return (
+            grad_query,
+            grad_stream,
+            grad_scale,
+            None,
+            None,
+            None,
+            *(next(found) if want else None for want in wants),
+            *by_factor,
+        )
 
 
 def serves(sources: Sequence[Tensor], n_heads: int) -> bool:
@@ -225,11 +241,13 @@ def read(
     stream: Tensor | None,
     scale: Tensor | None,
     normalised: bool,
+    passes: bool = False,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Computes `depth_read` with kernels.
 
     Returns:
-        the read, and the sources for later readers: only when these take them from here do their gradients meet in one buffer.
+        the read and, if it passes them on, the sources for later readers, else none. A compiled pass reads zeros for sources
+        that are passed on to nobody.
     """
-    mixed, *passed = _DepthRead.apply(query, stream, scale, n_heads, normalised, *sources, *inverse_rms)
+    mixed, *passed = _DepthRead.apply(query, stream, scale, n_heads, normalised, passes, *sources, *inverse_rms)
     return mixed, tuple(passed)
