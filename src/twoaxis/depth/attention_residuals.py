@@ -23,7 +23,7 @@ from twoaxis.depth.depth_query import DepthQuery, ReadForm, Sources
 from twoaxis.depth.history import BlockSize, Count, SourceBlocks, check_blocks, source_blocks
 from twoaxis.ops.depth_read import source_factor
 from twoaxis.ops.precision import Impl
-from twoaxis.ops.two_phase import EarlyRead, early_reads, late_read
+from twoaxis.ops.two_phase import late_read, passing_early_reads
 
 
 class AttentionResidualsConfig(DepthConfig):
@@ -242,8 +242,7 @@ class AttentionResiduals(DepthMixer, config=AttentionResidualsConfig):
         The carry is the state as the write should take it: its sources passed on by the readers, and its early reads.
         """
         if self.config.schedule == "two_phase":
-            view, early = self._read_in_phases(state)
-            return view, state._replace(early=early), cache
+            return *self._read_in_phases(state), cache
         if self.query is None:
             return state.values[0], state, cache
         view, passed = self.query(state)
@@ -253,19 +252,22 @@ class AttentionResiduals(DepthMixer, config=AttentionResidualsConfig):
         value, passed = self.value_query(passed)
         return QKV(view, key, value), passed, cache
 
-    def _read_in_phases(self, state: Sources) -> tuple[Stream, tuple[EarlyRead, ...]]:
-        """Returns the mixture, and the early reads of the later sublayers of the block."""
-        config, n, early = self.config, self.completed, state.early
+    def _read_in_phases(self, state: Sources) -> tuple[Stream, Sources]:
+        """Returns the mixture, and the state with the early reads of the later sublayers of the block."""
+        config, n = self.config, self.completed
         readers = (*(() if self.query is None else (self.query,)), *self.later) if self.opens_block else ()
         if readers:
             queries = [one.query(state) for one in readers]
-            early = early_reads(state.values[:n], state.inverse_rms[:n], queries, config.n_heads, config.impl)
+            completed, late = state.values[:n], state.values[n:]
+            early, passed = passing_early_reads(completed, state.inverse_rms[:n], queries, config.n_heads, config.impl)
+            state = state._replace(values=(*passed, *late), early=early)
         if self.query is None:
-            return state.values[0], early
-        mixed, late = early[0].mixture, state.values[n:]
+            return state.values[0], state
+        first, late = state.early[0], state.values[n:]
+        mixed = first.mixture
         if late:
-            mixed = late_read(early[0], late, state.inverse_rms[n:], self.query.query(state), config.impl)
-        return self.query.scaled(mixed.to(state.values[0].dtype)), tuple(early[1:])
+            mixed = late_read(first, late, state.inverse_rms[n:], self.query.query(state), config.impl)
+        return self.query.scaled(mixed.to(state.values[0].dtype)), state._replace(early=state.early[1:])
 
     def write(self, state: Sources, update: Float[Tensor, "B T W"], context: Views, carry: Sources) -> Sources:
         """Returns the sources with the update as a new one, or added to the running block sum, and the early reads."""

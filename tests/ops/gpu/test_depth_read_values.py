@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.ops.compare import normal
+from tests.ops.gpu.interpreted import GRADIENTS, VALUES, GivenGradients, assert_close, error, guarded
 from twoaxis.ops.depth_read import Values, depth_read, passing_read, source_factor
 from twoaxis.ops.gpu import depth_read_operator, launch
 from twoaxis.ops.norm import inverse_rms
@@ -24,12 +24,6 @@ if importlib.util.find_spec("triton") is None:
     pytest.skip("without triton", allow_module_level=True)
 
 EPS = 1e-6
-
-VALUES, GRADIENTS = 1e-6, 1e-5
-"""Largest relative errors in float32."""
-
-SIXTEEN_BITS = {torch.bfloat16: 8e-3, torch.float16: 1e-3, torch.float32: 0.0}
-"""Twice what truncation to this type gives on the mean."""
 
 
 class Case(NamedTuple):
@@ -81,14 +75,6 @@ def tensors(case: Case, N: int = 7) -> list[Tensor]:
     return [query.float(), rounded[0], torch.tensor([0.7]), *rounded[1:]]
 
 
-def guarded(x: Tensor) -> Tensor:
-    """A copy between numbers that are none, so that a load beside it is noticed."""
-    room = torch.full((x.numel() + 512,), float("nan"), dtype=x.dtype)
-    inside = room[256:-256].view(x.shape)
-    inside.copy_(x)
-    return inside.detach()
-
-
 def read(case: Case, given: Sequence[Tensor], impl: Impl) -> Tensor:
     query, stream, scale, *sources = given
     own = case.factors == "own"
@@ -103,19 +89,6 @@ def results(case: Case, given: Sequence[Tensor], impl: Impl, wide: bool = False)
     mixed = read(case, leaves, impl)
     used = [leaves[0], *([leaves[1]] if case.stream else []), *([leaves[2]] if case.scale else []), *leaves[3:]]
     return [mixed.detach(), *torch.autograd.grad(mixed, used, normal(*mixed.shape, seed=99).to(given[1].dtype).to(mixed.dtype))]
-
-
-def error(got: Tensor, want: Tensor, floor: float = 0.0) -> float:
-    """Relative to the wanted tensor, or to `floor` where that almost cancels."""
-    assert got.shape == want.shape
-    return float((got.double() - want).norm() / max(float(want.norm()), floor, 1e-30))
-
-
-def assert_close(got: Sequence[Tensor], want: Sequence[Tensor], dtype: torch.dtype) -> None:
-    """A read and its gradients; those of query and scale are in float32 whatever the sources are."""
-    assert error(got[0], want[0]) <= VALUES + SIXTEEN_BITS[dtype]
-    for index, (ours, exact) in enumerate(zip(got[1:], want[1:], strict=True)):
-        assert error(ours, exact, got[0].numel() ** 0.5) <= GRADIENTS + SIXTEEN_BITS[ours.dtype], index
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -181,19 +154,6 @@ def test_only_the_gradients_that_are_asked_for_are_written() -> None:
         assert error(depth_read(leaves, factors, query), want[0]) <= VALUES
 
 
-class GivenGradients(TorchDispatchMode):
-    """Records which sources come with a gradient of later readers, for every backward pass of a read."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.given: list[int] = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        if func is torch.ops.twoaxis.depth_read_backward.default:
-            self.given.append(args[8])
-        return func(*args, **(kwargs or {}))
-
-
 # Dynamo looks at the gradient of every tensor that it is given.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 @pytest.mark.parametrize(("factors", "traced"), [("own", False), ("statistic", False), ("own", True)])
@@ -250,10 +210,10 @@ def test_the_operators_keep_what_torch_asks_of_them() -> None:
     case = Case(3, 48, 2, scale=True)
     query, stream, scale, *sources = tensors(case, 3)
     factors = torch.ones(3, 1, 3)
-    given = query, sources, factors, stream, scale, 2, False
+    given = query, sources, factors, [], stream, scale, 2, False
     torch.library.opcheck(torch.ops.twoaxis.depth_read.default, given)
     _, scores, log_totals = torch.ops.twoaxis.depth_read(*given)
-    saved = stream, query, sources, factors, scale, scores, log_totals, sources[:1], 0b010, 0b110, True, False, 2
+    saved = stream, query, sources, factors, [], scale, scores, log_totals, sources[:1], 0b010, 0b110, True, False, 2
     torch.library.opcheck(torch.ops.twoaxis.depth_read_backward.default, saved)
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import torch
 
 from twoaxis.ops.gpu import launch
 
@@ -14,6 +15,9 @@ if importlib.util.find_spec("triton") is None:
 REGISTERS = 2**16
 """Of a multiprocessor, of all generations since compute capability 7.0."""
 
+THREADS = 256
+"""Of a multiprocessor that a kernel keeps busy at the least, each with 64 bytes of a source on their way."""
+
 
 class Shape(NamedTuple):
     """A read: sources, width, heads, and what comes with it."""
@@ -21,81 +25,92 @@ class Shape(NamedTuple):
     n: int
     D: int
     n_heads: int = 1
+    options: str = ""
     capability: int = 90
-    options: frozenset[str] = frozenset()
 
 
-FORWARD = (
-    Shape(9, 768, 12),
-    Shape(3, 2048, options=frozenset({"stream", "scale"})),
-    Shape(9, 4096),
-    Shape(9, 4096, 16),
-    Shape(25, 7168, capability=100),
-    Shape(63, 4096, options=frozenset({"token", "normalised"})),
-)
-BACKWARD = (
-    Shape(9, 768, 12),
-    Shape(9, 2048, options=frozenset({"passed"})),
-    Shape(9, 4096, options=frozenset({"passed", "statistic", "scale"})),
-    Shape(25, 4096, options=frozenset({"token", "normalised"})),
-    Shape(25, 7168, options=frozenset({"passed"})),
-    Shape(9, 4096, 16, capability=100, options=frozenset({"passed"})),
-)
+CASES: dict[str, tuple[Shape, ...]] = {
+    "depth_read_forward": (
+        Shape(9, 768, 12),
+        Shape(3, 2048, options="stream scale"),
+        Shape(9, 4096),
+        Shape(1, 4096, options="early"),
+        Shape(9, 4096, 16),
+        Shape(25, 7168, capability=100),
+        Shape(63, 4096, options="token normalised"),
+    ),
+    "depth_read_backward": (
+        Shape(9, 768, 12),
+        Shape(9, 2048, options="passed"),
+        Shape(1, 4096, options="early"),
+        Shape(9, 4096, options="passed statistic scale"),
+        Shape(25, 4096, options="token normalised"),
+        Shape(25, 7168, options="passed"),
+        Shape(9, 4096, 16, "passed", 100),
+    ),
+    "early_read_forward": (Shape(9, 2048), Shape(9, 4096, capability=100), Shape(9, 7168)),
+    "early_read_backward": (Shape(9, 768, 12), Shape(9, 4096, options="passed"), Shape(9, 7168, options="passed")),
+}
+
+TABLES = {
+    "depth_read_forward": launch.read_blocks,
+    "depth_read_backward": launch.read_backward_blocks,
+    "early_read_forward": launch.early_blocks,
+    "early_read_backward": launch.early_backward_blocks,
+}
 
 
-def constants(shape: Shape, blocks: launch.Blocks) -> dict[str, Any]:
+def constants(kernel: Any, shape: Shape, blocks: launch.Blocks) -> dict[str, Any]:
     lanes, slots = launch.lanes_of(shape.D, shape.n_heads), launch.power_of_two(shape.n_heads)
-    return {
+    values = {
         "WIDTH": shape.D,
         "HEADS": shape.n_heads,
         "SLOTS": slots,
         "LANES": lanes // slots,
         "QUERY_EACH": "token" in shape.options,
         "NORMALISED": "normalised" in shape.options,
+        "QUERIES": blocks.queries,
         "ROWS": blocks.rows,
         "GROUP": blocks.group,
         "STAGES": blocks.stages,
     }
+    return {name: values[name] for name in kernel.arg_names if name in values}
 
 
-def arguments(kernel: Any, shape: Shape) -> dict[str, Any]:
+def arguments(kernel: Any, shape: Shape, queries: int) -> dict[str, Any]:
     """The types of a call in bfloat16."""
-    rows = ("*bf16",) * len(launch.padded(range(shape.n), 0))  # type: ignore[arg-type]
-    types: dict[str, Any] = {"sources": rows, "results": rows, "mixed": "*bf16", "grad": "*bf16"}
-    types |= dict.fromkeys(("factors", "query", "scores", "log_totals", "grad_query"), "*fp32")
-    types |= dict.fromkeys(("n_sources", "n_rows", "wanted", "given"), "i32")
-    if "passed" in shape.options:
-        types["passed"] = rows
-    if "stream" in shape.options:
-        types["stream"] = "*bf16"
-    if "scale" in shape.options:
-        types |= {"scale": "*fp32", "grad_scale": "*fp32"}
-    if "statistic" not in shape.options:
-        types["grad_factors"] = "*fp32"
+    rows = ("*bf16",) * len(launch.padded([torch.empty(0)] * shape.n, torch.empty(0)))
+    of = dict.fromkeys
+    types: dict[str, Any] = of(("sources", "results"), rows) | of(("mixed", "grad"), "*bf16")
+    types |= of(("factors", "query", "queries", "scores", "log_totals", "grad_query", "grad_queries"), "*fp32")
+    types |= of(("n_sources", "n_rows", "wanted", "given"), "i32") | of(
+        ("mixtures", "grads", "grad_totals"), ("*fp32",) * queries
+    )
+    optional = {
+        "passed": {"passed": rows},
+        "stream": {"stream": "*bf16"},
+        "scale": of(("scale", "grad_scale"), "*fp32"),
+        "early": of(("early_mixture", "early_total", "grad_mixture", "grad_total"), "*fp32"),
+        "statistic": {"grad_factors": None},
+    }
+    types["grad_factors"] = "*fp32"
+    for option in shape.options.split():
+        types |= optional.get(option, {})
     return {name: types.get(name) for name in kernel.arg_names if name.islower()}
 
 
-@pytest.mark.parametrize("shape", FORWARD, ids=str)
-def test_forward(shape: Shape, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    check("forward", shape, tmp_path, monkeypatch)
-
-
-@pytest.mark.parametrize("shape", BACKWARD, ids=str)
-def test_backward(shape: Shape, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    check("backward", shape, tmp_path, monkeypatch)
-
-
-def check(direction: str, shape: Shape, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("name", "shape"), [(name, shape) for name, shapes in CASES.items() for shape in shapes], ids=str)
+def test_a_kernel_fits(name: str, shape: Shape, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.ops.gpu.cubin import resources
-    from twoaxis.ops.gpu import depth_read_kernels
+    from twoaxis.ops.gpu import depth_read_kernels, two_phase_kernels
 
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(cache))
-    kernel = getattr(depth_read_kernels, f"depth_read_{direction}")
-    table = launch.read_blocks if direction == "forward" else launch.read_backward_blocks
-    blocks = table(launch.lanes_of(shape.D, shape.n_heads), shape.n)
-    found = resources(kernel, arguments(kernel, shape), constants(shape, blocks), blocks.warps, shape.capability)
-    print(shape, blocks, found)
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    kernel = {**vars(depth_read_kernels), **vars(two_phase_kernels)}[name]
+    blocks = TABLES[name](launch.lanes_of(shape.D, shape.n_heads), shape.n)
+    given = arguments(kernel, shape, blocks.queries), constants(kernel, shape, blocks)
+    found = resources(kernel, *given, blocks.warps, shape.capability)
+    print(name, shape, blocks, found)
     assert found.stack == 0, found
     assert found.narrow == 0 and found.wide > 0, found
     threads = 32 * blocks.warps
-    assert REGISTERS // (threads * found.registers) * threads >= 256, found
+    assert REGISTERS // (threads * found.registers) * threads >= THREADS, found

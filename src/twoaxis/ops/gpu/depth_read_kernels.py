@@ -84,19 +84,39 @@ def weights_of(scores, factors, log_total, small, seen, small_heads, seen_heads)
     return raw, r, tl.where(seen_heads, tl.exp(raw * r[:, :, None] - log_total[:, None]), 0.0)
 
 
+@triton.jit
+def absorb(logit, each, v, top, total, mixture):
+    """Takes one group into a softmax that runs: the highest logit, the sum of weights, and the sum of weighted sources."""
+    highest = tl.maximum(top, tl.max(logit, axis=1))
+    weight = tl.exp(logit - highest[:, None, :])
+    shrink = tl.exp(top - highest)
+    mixture = mixture * shrink[:, :, None] + tl.sum((weight * each)[:, :, :, None] * v, axis=1)
+    return highest, total * shrink + tl.sum(weight, axis=1), mixture
+
+
 @triton.jit(do_not_specialize=["n_sources"])
 def depth_read_forward(
-    sources, factors, query, stream, scale, mixed, scores, log_totals, n_sources, n_rows,
+    sources, factors, query, early_mixture, early_total, stream, scale, mixed, scores, log_totals, n_sources, n_rows,
     WIDTH: tl.constexpr, HEADS: tl.constexpr, SLOTS: tl.constexpr, LANES: tl.constexpr, QUERY_EACH: tl.constexpr,
     NORMALISED: tl.constexpr, ROWS: tl.constexpr, GROUP: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Softmax over the sources as they come; stores the mixture, the products before their factor, and the log of the sum."""
+    """Softmax over the sources as they come; stores the mixture, the products before their factor, and the log of the sum.
+
+    It may go on from an early read: the mixture of other sources and the log of the sum of their weights.
+    """
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     columns, real = columns_of(WIDTH, HEADS, SLOTS, LANES)
     q = query_of(query, rows, n_rows, columns, real, WIDTH, QUERY_EACH)
-    top = tl.full([ROWS, SLOTS], float("-inf"), tl.float32)
-    total = tl.zeros([ROWS, SLOTS], tl.float32)
-    mixture = tl.zeros([ROWS, SLOTS, LANES], tl.float32)
+    place, there = row_cells(rows, n_rows, columns, real, WIDTH)
+    at_heads, head_there = head_cells(rows, n_rows, HEADS, SLOTS)
+    if early_mixture is None:
+        top = tl.full([ROWS, SLOTS], float("-inf"), tl.float32)
+        total = tl.zeros([ROWS, SLOTS], tl.float32)
+        mixture = tl.zeros([ROWS, SLOTS, LANES], tl.float32)
+    else:
+        top = tl.load(early_total + at_heads, mask=head_there, other=0.0)
+        total = tl.full([ROWS, SLOTS], 1.0, tl.float32)
+        mixture = tl.load(early_mixture + place, mask=there, other=0.0).to(tl.float32)
     for start in tl.range(0, n_sources, GROUP, num_stages=STAGES):
         index = start + tl.arange(0, GROUP)
         small, seen, small_heads, seen_heads = small_cells(index, rows, n_sources, n_rows, HEADS, SLOTS)
@@ -106,22 +126,14 @@ def depth_read_forward(
         raw = tl.sum(v * q[:, None], axis=3)
         tl.store(scores + small_heads, raw, mask=seen_heads)
         logit = tl.where((index < n_sources)[None, :, None], raw * r, float("-inf"))
-        highest = tl.maximum(top, tl.max(logit, axis=1))
-        weight = tl.exp(logit - highest[:, None, :])
-        shrink = tl.exp(top - highest)
-        total = total * shrink + tl.sum(weight, axis=1)
-        weight = weight * r if NORMALISED else weight
-        mixture = mixture * shrink[:, :, None] + tl.sum(weight[:, :, :, None] * v, axis=1)
-        top = highest
+        top, total, mixture = absorb(logit, r if NORMALISED else 1.0, v, top, total, mixture)
     mixture = mixture / total[:, :, None]
     if scale is not None:
         mixture = mixture * tl.load(scale).to(tl.float32)
-    place, there = row_cells(rows, n_rows, columns, real, WIDTH)
     if stream is not None:
         mixture += tl.load(stream + place, mask=there, other=0.0).to(tl.float32)
     tl.store(mixed + place, mixture.to(mixed.dtype.element_ty), mask=there)
-    place, there = head_cells(rows, n_rows, HEADS, SLOTS)
-    tl.store(log_totals + place, top + tl.log(total), mask=there)
+    tl.store(log_totals + at_heads, top + tl.log(total), mask=head_there)
 
 
 @triton.jit
@@ -145,8 +157,8 @@ def mixture_of(
 
 @triton.jit(do_not_specialize=["n_sources", "wanted", "given"])
 def depth_read_backward(
-    sources, results, passed, factors, query, scale, grad, scores, log_totals, grad_query, grad_factors, grad_scale,
-    n_sources, wanted, given, n_rows,
+    sources, results, passed, factors, query, early_mixture, early_total, scale, grad, scores, log_totals,
+    grad_query, grad_factors, grad_scale, grad_mixture, grad_total, n_sources, wanted, given, n_rows,
     WIDTH: tl.constexpr, HEADS: tl.constexpr, SLOTS: tl.constexpr, LANES: tl.constexpr, QUERY_EACH: tl.constexpr,
     NORMALISED: tl.constexpr, ROWS: tl.constexpr, GROUP: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -166,10 +178,18 @@ def depth_read_backward(
             sources, factors, scores, log_total, n_sources, n_rows, rows, columns, real,
             WIDTH, HEADS, NORMALISED, ROWS, GROUP, STAGES,
         )  # fmt: skip
+        if early_mixture is not None:
+            early = tl.load(early_mixture + place, mask=there, other=0.0).to(tl.float32)
+            early_weight = tl.exp(tl.load(early_total + at_heads, mask=head_there, other=0.0) - log_total)
+            mixture += early_weight[:, :, None] * early
         # The mean of the gradients of the weights.
         mean = tl.sum(g * mixture, axis=2)
         total_scale += mean
         g = g * factor
+        if early_mixture is not None:
+            by_total = early_weight * (tl.sum(g * early, axis=2) - factor * mean)
+            tl.store(grad_total + at_heads, by_total, mask=head_there)
+            tl.store(grad_mixture + place, (early_weight[:, :, None] * g).to(grad_mixture.dtype.element_ty), mask=there)
         if QUERY_EACH:
             total_query = tl.zeros([ROWS, SLOTS, LANES], tl.float32)
         for start in tl.range(0, n_sources, GROUP, num_stages=STAGES):

@@ -12,8 +12,8 @@ from torch import Tensor
 from twoaxis.ops.gpu import launch
 
 
-def _shapes(query: Tensor, sources: Sequence[Tensor], n_heads: int) -> tuple[dict[str, Any], int]:
-    """The constants of both kernels, and the number of rows."""
+def shapes(sources: Sequence[Tensor], n_heads: int) -> tuple[dict[str, Any], int]:
+    """The constants of kernels that read these sources, block sizes aside, and the number of rows."""
     D = sources[0].shape[-1]
     slots = launch.power_of_two(n_heads)
     constants = {
@@ -21,7 +21,6 @@ def _shapes(query: Tensor, sources: Sequence[Tensor], n_heads: int) -> tuple[dic
         "HEADS": n_heads,
         "SLOTS": slots,
         "LANES": launch.lanes_of(D, n_heads) // slots,
-        "QUERY_EACH": query.ndim > 1,
     }
     return constants, sources[0].numel() // D
 
@@ -30,6 +29,7 @@ def _fake_read(
     query: Tensor,
     sources: Sequence[Tensor],
     factors: Tensor,
+    early: Sequence[Tensor],
     stream: Tensor | None,
     scale: Tensor | None,
     n_heads: int,
@@ -42,21 +42,22 @@ def _fake_read(
 
 
 @launch.operator(
-    "depth_read(Tensor query, Tensor[] sources, Tensor factors, Tensor? stream, Tensor? scale, int n_heads, bool normalised)"
-    " -> (Tensor, Tensor, Tensor)",
+    "depth_read(Tensor query, Tensor[] sources, Tensor factors, Tensor[] early, Tensor? stream, Tensor? scale, int n_heads, "
+    "bool normalised) -> (Tensor, Tensor, Tensor)",
     _fake_read,
 )
 def _read(
     query: Tensor,
     sources: Sequence[Tensor],
     factors: Tensor,
+    early: Sequence[Tensor],
     stream: Tensor | None,
     scale: Tensor | None,
     n_heads: int,
     normalised: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    mixed, scores, log_totals = results = _fake_read(query, sources, factors, stream, scale, n_heads, normalised)
-    constants, n_rows = _shapes(query, sources, n_heads)
+    mixed, scores, log_totals = results = _fake_read(query, sources, factors, early, stream, scale, n_heads, normalised)
+    constants, n_rows = shapes(sources, n_heads)
     if n_rows == 0:
         return results
     from twoaxis.ops.gpu.depth_read_kernels import depth_read_forward
@@ -70,12 +71,14 @@ def _read(
         launch.padded(rows, rows[0]),
         launch.ready(factors),
         launch.ready(query),
+        *(map(launch.ready, early) if early else (None, None)),
         None if stream is None else launch.ready(stream),
         scale,
         mixed,
         scores,
         log_totals,
         len(sources),
+        QUERY_EACH=query.ndim > 1,
         NORMALISED=normalised,
         **constants,
     )
@@ -87,6 +90,7 @@ def _fake_backward(
     query: Tensor,
     sources: Sequence[Tensor],
     factors: Tensor,
+    early: Sequence[Tensor],
     scale: Tensor | None,
     scores: Tensor,
     log_totals: Tensor,
@@ -96,18 +100,19 @@ def _fake_backward(
     own: bool,
     normalised: bool,
     n_heads: int,
-) -> tuple[list[Tensor], Tensor, Tensor, Tensor]:
+) -> tuple[list[Tensor], Tensor, Tensor, Tensor, list[Tensor]]:
     like = [v for index, v in enumerate(sources) if wanted >> index & 1]
     results = [torch.empty(v.shape, dtype=v.dtype, device=v.device) for v in like]
     grad_query = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     grad_factors = torch.empty(factors.shape if own else (0,), dtype=factors.dtype, device=factors.device)
-    return results, grad_query, grad_factors, torch.empty(1, dtype=torch.float32, device=grad.device)
+    grad_scale = torch.empty(1, dtype=torch.float32, device=grad.device)
+    return results, grad_query, grad_factors, grad_scale, [torch.empty_like(one) for one in early]
 
 
 @launch.operator(
-    "depth_read_backward(Tensor grad, Tensor query, Tensor[] sources, Tensor factors, Tensor? scale, Tensor scores, "
-    "Tensor log_totals, Tensor[] passed, int given, int wanted, bool own, bool normalised, int n_heads)"
-    " -> (Tensor[], Tensor, Tensor, Tensor)",
+    "depth_read_backward(Tensor grad, Tensor query, Tensor[] sources, Tensor factors, Tensor[] early, Tensor? scale, "
+    "Tensor scores, Tensor log_totals, Tensor[] passed, int given, int wanted, bool own, bool normalised, int n_heads)"
+    " -> (Tensor[], Tensor, Tensor, Tensor, Tensor[])",
     _fake_backward,
 )
 def _read_backward(
@@ -115,6 +120,7 @@ def _read_backward(
     query: Tensor,
     sources: Sequence[Tensor],
     factors: Tensor,
+    early: Sequence[Tensor],
     scale: Tensor | None,
     scores: Tensor,
     log_totals: Tensor,
@@ -124,22 +130,19 @@ def _read_backward(
     own: bool,
     normalised: bool,
     n_heads: int,
-) -> tuple[list[Tensor], Tensor, Tensor, Tensor]:
+) -> tuple[list[Tensor], Tensor, Tensor, Tensor, list[Tensor]]:
     flags = own, normalised, n_heads
-    found = _fake_backward(grad, query, sources, factors, scale, scores, log_totals, passed, given, wanted, *flags)
-    results, grad_query, grad_factors, grad_scale = found
-    constants, n_rows = _shapes(query, sources, n_heads)
+    found = _fake_backward(grad, query, sources, factors, early, scale, scores, log_totals, passed, given, wanted, *flags)
+    results, grad_query, grad_factors, grad_scale, grad_early = found
+    constants, n_rows = shapes(sources, n_heads)
     if n_rows == 0:
-        grad_scale.zero_()
-        return results, grad_query.zero_(), grad_factors, grad_scale
+        return results, grad_query.zero_(), grad_factors, grad_scale.zero_(), grad_early
     from twoaxis.ops.gpu.depth_read_kernels import depth_read_backward
 
     blocks = launch.read_backward_blocks(constants["SLOTS"] * constants["LANES"], len(sources))
     programs = launch.n_programs(blocks, n_rows)
     # One row for each program, whose sum is the gradient: no atomics, so it is the same in every run.
-    by_program = (
-        None if constants["QUERY_EACH"] else torch.empty(programs, query.numel(), dtype=torch.float32, device=grad.device)
-    )
+    by_program = None if query.ndim > 1 else torch.empty(programs, query.numel(), dtype=torch.float32, device=grad.device)
     scale_by_program = None if scale is None else torch.empty(programs, dtype=torch.float32, device=grad.device)
     rows = [launch.ready(v) for v in sources]
     launch.start(
@@ -151,6 +154,7 @@ def _read_backward(
         launch.padded(launch.spread([launch.ready(each) for each in passed], given, rows), rows[0]) if given else None,
         launch.ready(factors),
         launch.ready(query),
+        *(map(launch.ready, early) if early else (None, None)),
         scale,
         launch.ready(grad),
         scores,
@@ -158,9 +162,11 @@ def _read_backward(
         grad_query if by_program is None else by_program,
         grad_factors if own else None,
         scale_by_program,
+        *(grad_early or (None, None)),
         len(sources),
         wanted,
         given,
+        QUERY_EACH=query.ndim > 1,
         NORMALISED=normalised,
         **constants,
     )
@@ -168,7 +174,7 @@ def _read_backward(
         torch.sum(by_program, 0, out=grad_query) if query.dtype == torch.float32 else grad_query.copy_(by_program.sum(0))
     if scale_by_program is not None:
         torch.sum(scale_by_program, 0, keepdim=True, out=grad_scale)
-    return results, grad_query, grad_factors, grad_scale
+    return results, grad_query, grad_factors, grad_scale, grad_early
 
 
 class _DepthRead(torch.autograd.Function):
@@ -185,47 +191,40 @@ class _DepthRead(torch.autograd.Function):
         query: Tensor,
         stream: Tensor | None,
         scale: Tensor | None,
+        n: int,
         n_heads: int,
         normalised: bool,
         passes: bool,
         *tensors: Tensor,
     ) -> tuple[Tensor, ...]:
-        n = len(tensors) // 2
-        sources, factors = tensors[:n], torch.stack(tensors[n:])
-        mixed, scores, log_totals = torch.ops.twoaxis.depth_read(query, sources, factors, stream, scale, n_heads, normalised)
-        ctx.save_for_backward(query, scale, factors, scores, log_totals, *sources)
-        ctx.n_heads, ctx.normalised = n_heads, normalised
+        sources, factors, early = tensors[:n], torch.stack(tensors[n : 2 * n]), tensors[2 * n :]
+        given = query, sources, factors, early, stream, scale, n_heads, normalised
+        mixed, scores, log_totals = torch.ops.twoaxis.depth_read(*given)
+        ctx.save_for_backward(query, scale, factors, scores, log_totals, *sources, *early)
+        ctx.n, ctx.n_heads, ctx.normalised = n, n_heads, normalised
         ctx.set_materialize_grads(False)
         return mixed, *(v.detach() for v in sources if passes)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor | None) -> tuple[Tensor | None, ...]:
-        query, scale, factors, scores, log_totals, *sources = ctx.saved_tensors
-        n, grad = len(sources), grad_outputs[0]
-        passed = grad_outputs[1:] or (None,) * n
+        query, scale, factors, scores, log_totals, *tensors = ctx.saved_tensors
+        n, grad = ctx.n, grad_outputs[0]
+        sources, early, passed = tensors[:n], tensors[n:], grad_outputs[1:] or (None,) * n
         if grad is None:
-            return *(None,) * 6, *passed, *(None,) * n
-        wants, own = ctx.needs_input_grad[6 : 6 + n], any(ctx.needs_input_grad[6 + n :])
+            return *(None,) * 7, *passed, *(None,) * (n + len(early))
+        wants, own = ctx.needs_input_grad[7 : 7 + n], any(ctx.needs_input_grad[7 + n : 7 + 2 * n])
         given = [one is not None and want for one, want in zip(passed, wants, strict=True)]
-        results, grad_query, grad_factors, grad_scale = torch.ops.twoaxis.depth_read_backward(
-            grad, query, sources, factors, scale, scores, log_totals,
-            [one for one, is_given in zip(passed, given, strict=True) if is_given],
+        arrived = [one for one, is_given in zip(passed, given, strict=True) if is_given]
+        results, grad_query, grad_factors, grad_scale, grad_early = torch.ops.twoaxis.depth_read_backward(
+            grad, query, sources, factors, early, scale, scores, log_totals, arrived,
             launch.bits(given), launch.bits(wants), own, ctx.normalised, ctx.n_heads,
         )  # fmt: skip
-        found = iter(results)
         grad_stream = grad if ctx.needs_input_grad[1] else None
         grad_scale = None if scale is None else grad_scale.to(scale.dtype)
+        found = iter(results)
+        grad_sources = (next(found) if want else None for want in wants)
         by_factor = grad_factors.unbind() if own else (None,) * n
-        return (
-            grad_query,
-            grad_stream,
-            grad_scale,
-            None,
-            None,
-            None,
-            *(next(found) if want else None for want in wants),
-            *by_factor,
-        )
+        return grad_query, grad_stream, grad_scale, *(None,) * 4, *grad_sources, *by_factor, *grad_early
 
 
 def serves(sources: Sequence[Tensor], n_heads: int) -> bool:
@@ -242,12 +241,14 @@ def read(
     scale: Tensor | None,
     normalised: bool,
     passes: bool = False,
+    early: Sequence[Tensor] = (),
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Computes `depth_read` with kernels.
+    """Computes `depth_read` with kernels, or `late_read` with an early read: its mixture and its log total.
 
     Returns:
         the read and, if it passes them on, the sources for later readers, else none. A compiled pass reads zeros for sources
         that are passed on to nobody.
     """
-    mixed, *passed = _DepthRead.apply(query, stream, scale, n_heads, normalised, passes, *sources, *inverse_rms)
+    flags = len(sources), n_heads, normalised, passes
+    mixed, *passed = _DepthRead.apply(query, stream, scale, *flags, *sources, *inverse_rms, *early)
     return mixed, tuple(passed)

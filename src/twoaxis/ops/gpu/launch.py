@@ -134,6 +134,7 @@ class Blocks(NamedTuple):
         warps: of a program.
         stages: of loads in flight.
         programs: at most; 0 starts one for every block of rows.
+        queries: that one launch serves.
     """
 
     rows: int
@@ -141,6 +142,7 @@ class Blocks(NamedTuple):
     warps: int
     stages: int
     programs: int = 0
+    queries: int = 1
 
 
 def start(kernel: Any, blocks: Blocks, n_rows: int, *arguments: Any, **constants: Any) -> None:
@@ -158,10 +160,9 @@ def start(kernel: Any, blocks: Blocks, n_rows: int, *arguments: Any, **constants
     if first.is_cuda:
         check_capability(first.device.index)
         on_device = torch.cuda.device(first.device)
+    tile = {"ROWS": blocks.rows, "GROUP": blocks.group, "STAGES": blocks.stages}
     with on_device:
-        kernel[(n_programs(blocks, n_rows),)](
-            *arguments, n_rows, **constants, ROWS=blocks.rows, GROUP=blocks.group, STAGES=blocks.stages, num_warps=blocks.warps
-        )
+        kernel[(n_programs(blocks, n_rows),)](*arguments, n_rows, **constants, **tile, num_warps=blocks.warps)
 
 
 def n_programs(blocks: Blocks, n_rows: int) -> int:
@@ -184,6 +185,20 @@ def read_backward_blocks(lanes: int, n_sources: int) -> Blocks:
     """
     rows, warps = _rows_and_warps(lanes)
     return Blocks(rows, min(2, power_of_two(n_sources)), warps, 2, 2**20 // max(2048, lanes))
+
+
+def early_blocks(lanes: int, n_sources: int) -> Blocks:
+    """The blocks of an early read, whose queries have tiles of their own: half as much of a row per thread."""
+    narrow = lanes < MOST_LANES
+    group = min(4 if narrow else 2, power_of_two(n_sources))
+    return Blocks(max(1, min(16, 1024 // lanes)), group, max(4, min(16, lanes // 256)), 2, queries=2)
+
+
+def early_backward_blocks(lanes: int, n_sources: int) -> Blocks:
+    """The blocks of its backward pass. The widest rows leave registers for one query: each launch adds to the one before."""
+    rows, _, warps, stages, *_ = early_blocks(lanes, n_sources)
+    programs = max(128, 2**19 // max(1024, lanes))
+    return Blocks(rows, min(2, power_of_two(n_sources)), warps, stages, programs, 2 if lanes < MOST_LANES else 1)
 
 
 def _rows_and_warps(lanes: int) -> tuple[int, int]:
