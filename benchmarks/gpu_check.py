@@ -1,8 +1,9 @@
 """`python benchmarks/gpu_check.py`: is this GPU right, and how fast is it? One command, one result file, at most 8 minutes.
 
-Stages in the order of their value: correctness of every mixer, tables of operators, training and decoding at GPT-2's small
-shape, compiled steps, and a short study through the command line. The result file is written after every item, so whoever is
-cut off keeps what is known; what no longer fits into the time is left out, and the file says so. It needs no network.
+Stages in the order of their value: correctness of every mixer, GPU kernels, tables of operators, training and decoding at
+GPT-2's small shape, compiled steps, and a short study through the command line. The result file is written after every item,
+so whoever is cut off keeps what is known; what no longer fits into the time is left out, and the file says so. It needs no
+network.
 
 Exit status: 0 when every check that was made holds, 1 when one does not or could not be made, 2 for bad arguments.
 """
@@ -67,23 +68,31 @@ STAGES = (
         0.30,
     ),
     Stage(
+        "Kernels",
+        "benchmarks.gpu.depth_kernels",
+        "Triton's kernels against float64 on the device, then microseconds of one call in a captured graph, medians of 7 "
+        "rounds, and the bytes that have to move over what a copy moves in this time.",
+        0.48,
+        item_seconds=8.0,
+    ),
+    Stage(
         "Operators",
         "benchmarks.gpu.kernels",
         "Forward and backward in turns, ratios to the first candidate of each shape, medians of 7 rounds.",
-        0.45,
+        0.58,
         item_seconds=8.0,
     ),
     Stage(
         "Training and decoding",
         "benchmarks.gpu.throughput",
         "Eager steps in bfloat16, forward and backward, and greedy decoding of one row, in turns with the residual alone.",
-        0.66,
+        0.72,
     ),
     Stage(
         "Compiled training",
         "benchmarks.gpu.compiled",
         "The same steps with compiled blocks; ratios to the eager residual, so divide two of them to compare mixers.",
-        0.72,
+        0.78,
         item_seconds=20.0,
         item_limit_seconds=150.0,
     ),

@@ -81,7 +81,7 @@ def arguments(kernel: Any, shape: Shape, queries: int) -> dict[str, Any]:
     """The types of a call in bfloat16."""
     rows = ("*bf16",) * len(launch.padded([torch.empty(0)] * shape.n, torch.empty(0)))
     of = dict.fromkeys
-    types: dict[str, Any] = of(("sources", "results"), rows) | of(("mixed", "grad"), "*bf16")
+    types: dict[str, Any] = {"sources": rows, "results": rows, "mixed": "*bf16", "grad": "*bf16"}
     types |= of(("factors", "query", "queries", "scores", "log_totals", "grad_query", "grad_queries"), "*fp32")
     types |= of(("n_sources", "n_rows", "wanted", "given"), "i32") | of(
         ("mixtures", "grads", "grad_totals"), ("*fp32",) * queries
