@@ -155,6 +155,23 @@ def mixture_of(
     return mixture
 
 
+@triton.jit
+def hand_back(
+    grad_v, by_factor, v, r, results, passed, grad_factors, wanted, given, index, small, seen, rows, columns, real,
+    WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Stores the gradients of a group, also of its factors or through them, and those of later readers with them."""
+    if grad_factors is None:
+        grad_v -= (by_factor * r * r * r / WIDTH)[:, :, None, None] * v
+    else:
+        tl.store(grad_factors + small, by_factor, mask=seen)
+    cells_there = seen[:, :, None, None] & real[None, None]
+    if passed is not None:
+        grad_v += load_cells(passed, index, rows, columns, cells_there & chosen(given, index)[None, :, None, None], WIDTH)
+    asked = cells_there & chosen(wanted, index)[None, :, None, None]
+    tl.store(cells(results, index, rows, columns, WIDTH), grad_v.to(results[0].dtype.element_ty), mask=asked)
+
+
 @triton.jit(do_not_specialize=["n_sources", "wanted", "given"])
 def depth_read_backward(
     sources, results, passed, factors, query, early_mixture, early_total, scale, grad, scores, log_totals,
@@ -195,8 +212,7 @@ def depth_read_backward(
         for start in tl.range(0, n_sources, GROUP, num_stages=STAGES):
             index = start + tl.arange(0, GROUP)
             small, seen, small_heads, seen_heads = small_cells(index, rows, n_sources, n_rows, HEADS, SLOTS)
-            seen_cells = seen[:, :, None, None] & real[None, None]
-            v = load_cells(sources, index, rows, columns, seen_cells, WIDTH)
+            v = load_cells(sources, index, rows, columns, seen[:, :, None, None] & real[None, None], WIDTH)
             raw, r, weight = weights_of(scores, factors, log_total, small, seen, small_heads, seen_heads)
             by_weight = tl.sum(v * g[:, None], axis=3)
             each = r[:, :, None] if NORMALISED else 1.0
@@ -205,15 +221,10 @@ def depth_read_backward(
             by_score = (by_logit * r[:, :, None])[:, :, :, None]
             total_query += tl.sum(by_score * v, axis=1)
             grad_v = (weight * each)[:, :, :, None] * g[:, None] + by_score * q[:, None]
-            if grad_factors is None:
-                grad_v -= (by_factor * r * r * r / WIDTH)[:, :, None, None] * v
-            else:
-                tl.store(grad_factors + small, by_factor, mask=seen)
-            if passed is not None:
-                later = seen_cells & chosen(given, index)[None, :, None, None]
-                grad_v += load_cells(passed, index, rows, columns, later, WIDTH)
-            asked = seen_cells & chosen(wanted, index)[None, :, None, None]
-            tl.store(cells(results, index, rows, columns, WIDTH), grad_v.to(results[0].dtype.element_ty), mask=asked)
+            hand_back(
+                grad_v, by_factor, v, r, results, passed, grad_factors, wanted, given,
+                index, small, seen, rows, columns, real, WIDTH,
+            )  # fmt: skip
         if QUERY_EACH:
             tl.store(grad_query + place, total_query.to(grad_query.dtype.element_ty), mask=there)
     if not QUERY_EACH:

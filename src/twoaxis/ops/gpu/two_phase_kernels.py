@@ -9,9 +9,8 @@ import triton.language as tl
 
 from twoaxis.ops.gpu.depth_read_kernels import (
     absorb,
-    cells,
-    chosen,
     columns_of,
+    hand_back,
     head_cells,
     load_cells,
     query_of,
@@ -128,8 +127,7 @@ def early_read_backward(
         for start in tl.range(0, n_sources, GROUP, num_stages=STAGES):
             index = start + tl.arange(0, GROUP)
             small, seen, small_heads, seen_heads = small_cells(index, rows, n_sources, n_rows, HEADS, SLOTS)
-            seen_cells = seen[:, :, None, None] & real[None, None]
-            v = load_cells(sources, index, rows, columns, seen_cells, WIDTH)
+            v = load_cells(sources, index, rows, columns, seen[:, :, None, None] & real[None, None], WIDTH)
             grad_v = tl.zeros([ROWS, GROUP, SLOTS, LANES], tl.float32)
             by_factor = tl.zeros([ROWS, GROUP], tl.float32)
             new = ()
@@ -141,16 +139,11 @@ def early_read_backward(
                 new = new + (total_queries[k] + tl.sum(by_score * v, axis=1),)
                 grad_v += weight[:, :, :, None] * g[k][:, None] + by_score * q[k][:, None]
             total_queries = new
-            if grad_factors is None:
-                r = tl.load(factors + small, mask=seen, other=0.0)
-                grad_v -= (by_factor * r * r * r / WIDTH)[:, :, None, None] * v
-            else:
-                tl.store(grad_factors + small, by_factor, mask=seen)
-            if passed is not None:
-                later = seen_cells & chosen(given, index)[None, :, None, None]
-                grad_v += load_cells(passed, index, rows, columns, later, WIDTH)
-            asked = seen_cells & chosen(wanted, index)[None, :, None, None]
-            tl.store(cells(results, index, rows, columns, WIDTH), grad_v.to(results[0].dtype.element_ty), mask=asked)
+            r = tl.load(factors + small, mask=seen, other=0.0)
+            hand_back(
+                grad_v, by_factor, v, r, results, passed, grad_factors, wanted, given,
+                index, small, seen, rows, columns, real, WIDTH,
+            )  # fmt: skip
     for k in tl.static_range(QUERIES):
         own = (tl.program_id(0) * QUERIES + k) * WIDTH
         tl.store(grad_queries + own + columns, tl.sum(total_queries[k], axis=0), mask=real)
