@@ -114,3 +114,53 @@ def test_a_kernel_fits(name: str, shape: Shape, tmp_path: Path, monkeypatch: pyt
     assert found.narrow == 0 and found.wide > 0, found
     threads = 32 * blocks.warps
     assert REGISTERS // (threads * found.registers) * threads >= THREADS, found
+
+
+class NoDevice:
+    """A driver of Triton for a GPU that is not here."""
+
+    def get_current_target(self) -> Any:
+        from triton.backends.compiler import GPUTarget
+
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return device
+
+
+def test_operators_give_kernels_what_these_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real arguments of launches are bound, specialised and compiled, and nothing is launched."""
+    from triton.runtime import driver
+    from triton.runtime.jit import JITFunction
+
+    from twoaxis.ops.gpu import depth_read_operator, two_phase_operator
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    compiled: list[tuple[str, int]] = []
+    run = JITFunction.run
+
+    def compile_only(self: Any, *arguments: Any, warmup: bool, **named: Any) -> Any:
+        found: Any = run(self, *arguments, warmup=True, **named)
+        compiled.append((str(self.fn.__name__), found.asm["ptx"].count("cp.async.cg")))
+        return found
+
+    monkeypatch.setattr(JITFunction, "run", compile_only)
+    monkeypatch.setattr(driver, "_active", NoDevice())
+    sources = [torch.zeros(1, 8, 512, dtype=torch.bfloat16) for _ in range(3)]
+    query, factors, scale = torch.zeros(512), torch.ones(3, 1, 8), torch.ones(1)
+    _, scores, totals = depth_read_operator._read(query, sources, factors, [], sources[0], scale, 2, False)
+    saved = query, sources, factors, [], scale, scores, totals, sources[:2], 0b11, 0b111, True, False, 2
+    depth_read_operator._read_backward(sources[0], *saved)
+    queries = torch.zeros(2, 512)
+    mixtures, scores, totals = two_phase_operator._early(queries, sources, factors, 1)
+    two_phase_operator._early_backward(mixtures, totals, queries, sources, factors, scores, totals, [], 0, 0b111, False, 1)
+    early = [mixtures[0], totals[0]]
+    _, scores, totals = depth_read_operator._read(query, sources[:1], factors[:1], early, None, None, 1, False)
+    saved = query, sources[:1], factors[:1], early, None, scores, totals, [], 0, 0b1, False, False, 1
+    depth_read_operator._read_backward(sources[0], *saved)
+    one, two = ["depth_read_forward", "depth_read_backward"], ["early_read_forward", "early_read_backward"]
+    assert [name for name, _ in compiled] == [*one, *two, *one]
+    assert all(copies for _, copies in compiled), "sources are loaded ahead, 16 bytes at a time"
