@@ -1,0 +1,48 @@
+"""Whole models with interpreted kernels in float32 against the same models without them in float64."""
+
+import importlib.util
+
+import pytest
+import torch
+from torch import Tensor
+
+from twoaxis import DEPTH, Decoder
+from twoaxis.core.measure import distance, gradients
+from twoaxis.ops.gpu import depth_read_operator, two_phase_operator
+from twoaxis.testing.toy import toy_decoder, toy_tokens
+
+pytestmark = pytest.mark.interpret
+
+if importlib.util.find_spec("triton") is None:
+    pytest.skip("without triton", allow_module_level=True)
+
+EXAMPLES = {
+    "attention_residuals": ("full", "token", "two_phase_block3", "inkling2"),
+    "delta_attention_residuals": ("retrofit", "alpha_null", "values"),
+}
+
+LARGEST = 2e-5
+"""Of all errors relative to the largest entry, as in `benchmarks/gpu_check.py`."""
+
+
+def loss_and_gradients(model: Decoder) -> list[Tensor]:
+    loss, _ = model.loss(toy_tokens(seed=0), toy_tokens(seed=1))
+    return [loss.detach(), *gradients(model, loss).values()]
+
+
+@pytest.mark.parametrize(("kind", "example"), [(kind, name) for kind, names in EXAMPLES.items() for name in names])
+def test_a_model_is_the_same_with_kernels(kind: str, example: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, calls = DEPTH[kind].example(example), []
+    for operator, function in ((depth_read_operator, "read"), (two_phase_operator, "early_reads")):
+        right = getattr(operator, function)
+        monkeypatch.setattr(
+            operator,
+            function,
+            lambda *given, right=right, name=function, **named: (calls.append(name), right(*given, **named))[1],
+        )
+    want = loss_and_gradients(toy_decoder(config))
+    assert not calls
+    got = loss_and_gradients(toy_decoder(config, dtype=torch.float32))
+    assert set(calls) == ({"read", "early_reads"} if "two_phase" in example else {"read"})
+    for ours, exact in zip(got, want, strict=True):
+        assert distance(ours, exact) <= LARGEST * max(float(exact.abs().max()), 1e-3)
