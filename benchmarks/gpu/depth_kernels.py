@@ -174,7 +174,7 @@ def _other_blocks(table: str, n: int, D: int) -> Iterator[tuple[str, Scope]]:
     """Other block sizes, at the shapes that stand for many."""
     if (n, D) not in ((9, 4096), (9, 7168), (3, 2048)):
         return
-    usual: launch.Blocks = getattr(launch, table)(launch.lanes_of(D, 1), n)
+    usual: launch.Blocks = getattr(launch, table)(launch.lanes_of(D, 1), n, 2)
     some = [usual._replace(group=max(1, usual.group // 2)), usual._replace(stages=3)]
     some += [usual._replace(warps=usual.warps // 2)] if usual.warps > 4 else []
     if usual.programs:
@@ -186,7 +186,7 @@ def _other_blocks(table: str, n: int, D: int) -> Iterator[tuple[str, Scope]]:
 @contextmanager
 def _blocks(table: str, blocks: launch.Blocks) -> Iterator[None]:
     before = getattr(launch, table)
-    setattr(launch, table, lambda lanes, n: blocks)
+    setattr(launch, table, lambda *shape: blocks)
     try:
         yield
     finally:

@@ -112,7 +112,7 @@ def test_programs_share_rows_in_any_way(monkeypatch: pytest.MonkeyPatch) -> None
     first, again = (results(case, given, "fused") for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
     for programs in (1, 3, 264):
-        monkeypatch.setattr(launch, "read_backward_blocks", lambda lanes, n, most=programs: launch.Blocks(1, 2, 4, 2, most))
+        monkeypatch.setattr(launch, "read_backward_blocks", lambda *shape, most=programs: launch.Blocks(1, 2, 4, 2, most))
         for ours, exact in zip(results(case, given, "fused"), first, strict=True):
             assert error(ours, exact.double()) <= 1e-6
 

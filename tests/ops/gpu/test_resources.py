@@ -15,6 +15,9 @@ if importlib.util.find_spec("triton") is None:
 REGISTERS = 2**16
 """Of a multiprocessor, of all generations since compute capability 7.0."""
 
+SHARED = 99 * 2**10
+"""Bytes of a program on the smallest devices since 8.0."""
+
 THREADS = 256
 """Of a multiprocessor that a kernel keeps busy at the least, each with 64 bytes of a source on their way."""
 
@@ -37,14 +40,15 @@ CASES: dict[str, tuple[Shape, ...]] = {
         Shape(1, 4096, options="early"),
         Shape(9, 4096, 16),
         Shape(25, 7168, capability=100),
-        Shape(63, 4096, options="token normalised"),
+        Shape(9, 7168, options="token normalised float32"),
     ),
     "depth_read_backward": (
         Shape(9, 768, 12),
         Shape(9, 2048, options="passed"),
         Shape(1, 4096, options="early"),
         Shape(9, 4096, options="passed statistic scale"),
-        Shape(25, 4096, options="token normalised"),
+        Shape(25, 4096, options="token normalised float32"),
+        Shape(25, 7168, options="passed float32"),
         Shape(25, 7168, options="passed"),
         Shape(9, 4096, 16, "passed", 100),
     ),
@@ -78,17 +82,18 @@ def constants(kernel: Any, shape: Shape, blocks: launch.Blocks) -> dict[str, Any
 
 
 def arguments(kernel: Any, shape: Shape, queries: int) -> dict[str, Any]:
-    """The types of a call in bfloat16."""
-    rows = ("*bf16",) * len(launch.padded([torch.empty(0)] * shape.n, torch.empty(0)))
+    """The types of a call, by default in bfloat16."""
+    narrow = "*fp32" if "float32" in shape.options else "*bf16"
+    rows = (narrow,) * len(launch.padded([torch.empty(0)] * shape.n, torch.empty(0)))
     of = dict.fromkeys
-    types: dict[str, Any] = {"sources": rows, "results": rows, "mixed": "*bf16", "grad": "*bf16"}
+    types: dict[str, Any] = {"sources": rows, "results": rows, "mixed": narrow, "grad": narrow}
     types |= of(("factors", "query", "queries", "scores", "log_totals", "grad_query", "grad_queries"), "*fp32")
     types |= of(("n_sources", "n_rows", "wanted", "given"), "i32") | of(
         ("mixtures", "grads", "grad_totals"), ("*fp32",) * queries
     )
     optional = {
         "passed": {"passed": rows},
-        "stream": {"stream": "*bf16"},
+        "stream": {"stream": narrow},
         "scale": of(("scale", "grad_scale"), "*fp32"),
         "early": of(("early_mixture", "early_total", "grad_mixture", "grad_total"), "*fp32"),
         "statistic": {"grad_factors": None},
@@ -106,11 +111,12 @@ def test_a_kernel_fits(name: str, shape: Shape, tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     kernel = {**vars(depth_read_kernels), **vars(two_phase_kernels)}[name]
-    blocks = TABLES[name](launch.lanes_of(shape.D, shape.n_heads), shape.n)
+    blocks = TABLES[name](launch.lanes_of(shape.D, shape.n_heads), shape.n, 4 if "float32" in shape.options else 2)
     given = arguments(kernel, shape, blocks.queries), constants(kernel, shape, blocks)
     found = resources(kernel, *given, blocks.warps, shape.capability)
     print(name, shape, blocks, found)
     assert found.stack == 0, found
+    assert found.shared <= SHARED, found
     assert found.narrow == 0 and found.wide > 0, found
     threads = 32 * blocks.warps
     assert REGISTERS // (threads * found.registers) * threads >= THREADS, found

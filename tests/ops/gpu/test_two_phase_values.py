@@ -78,8 +78,8 @@ def test_queries_that_one_launch_does_not_serve(monkeypatch: pytest.MonkeyPatch)
     """Each launch of the backward pass adds to what the one before has written."""
     given, form = tensors(3, 3, 48), (3, 1, 1, True)
     whole = results(given, *form)
-    blocks = launch.early_backward_blocks(64, 3)._replace(queries=1, programs=2)
-    monkeypatch.setattr(launch, "early_backward_blocks", lambda lanes, n: blocks)
+    blocks = launch.early_backward_blocks(64, 3, 4)._replace(queries=1, programs=2)
+    monkeypatch.setattr(launch, "early_backward_blocks", lambda *shape: blocks)
     for ours, exact in zip(results(given, *form), whole, strict=True):
         assert error(ours, exact.double()) <= 1e-6
 

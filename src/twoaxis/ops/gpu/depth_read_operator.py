@@ -62,7 +62,7 @@ def _read(
         return results
     from twoaxis.ops.gpu.depth_read_kernels import depth_read_forward
 
-    blocks = launch.read_blocks(constants["SLOTS"] * constants["LANES"], len(sources))
+    blocks = launch.read_blocks(constants["SLOTS"] * constants["LANES"], len(sources), sources[0].element_size())
     rows = [launch.ready(v) for v in sources]
     launch.start(
         depth_read_forward,
@@ -139,7 +139,7 @@ def _read_backward(
         return results, grad_query.zero_(), grad_factors, grad_scale.zero_(), grad_early
     from twoaxis.ops.gpu.depth_read_kernels import depth_read_backward
 
-    blocks = launch.read_backward_blocks(constants["SLOTS"] * constants["LANES"], len(sources))
+    blocks = launch.read_backward_blocks(constants["SLOTS"] * constants["LANES"], len(sources), sources[0].element_size())
     programs = launch.n_programs(blocks, n_rows)
     # One row for each program, whose sum is the gradient: no atomics, so it is the same in every run.
     by_program = None if query.ndim > 1 else torch.empty(programs, query.numel(), dtype=torch.float32, device=grad.device)

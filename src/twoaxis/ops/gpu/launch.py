@@ -27,6 +27,9 @@ MOST_SOURCES = 63
 MOST_LANES = 8192
 """Largest padded row that one program holds in registers."""
 
+SHARED = 2**16
+"""Bytes of shared memory for loads ahead: all devices since compute capability 8.0 have 99 KiB for one program."""
+
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -171,34 +174,48 @@ def n_programs(blocks: Blocks, n_rows: int) -> int:
     return min(n_blocks, blocks.programs) if blocks.programs else n_blocks
 
 
-def read_blocks(lanes: int, n_sources: int) -> Blocks:
-    """The blocks of a depth read; not measured on a GPU yet."""
+def read_blocks(lanes: int, n_sources: int, itemsize: int) -> Blocks:
+    """The blocks of a depth read; not measured on a GPU yet.
+
+    Args:
+        lanes: of a padded row.
+        n_sources: S.
+        itemsize: bytes of a number of a source.
+    """
     rows, warps = _rows_and_warps(lanes)
-    return Blocks(rows, min(4, power_of_two(n_sources)), warps, 2)
+    return Blocks(rows, _group(4, n_sources, rows * lanes * itemsize, SHARED), warps, 2)
 
 
-def read_backward_blocks(lanes: int, n_sources: int) -> Blocks:
-    """The blocks of the backward pass of a depth read; not measured on a GPU yet.
+def read_backward_blocks(lanes: int, n_sources: int, itemsize: int) -> Blocks:
+    """The blocks of the backward pass of a depth read, with arguments as of `read_blocks`; not measured on a GPU yet.
 
     The number of programs does not depend on the device, so that sums over rows are the same on all. It is what 128
     multiprocessors hold at a time: more would only push what is read twice out of the second-level cache.
     """
     rows, warps = _rows_and_warps(lanes)
-    return Blocks(rows, min(2, power_of_two(n_sources)), warps, 2, 2**20 // max(2048, lanes))
+    # Half of the shared memory is for gradients of later readers.
+    group = _group(2, n_sources, rows * lanes * itemsize, SHARED // 2)
+    return Blocks(rows, group, warps, 2, 2**20 // max(2048, lanes))
 
 
-def early_blocks(lanes: int, n_sources: int) -> Blocks:
+def early_blocks(lanes: int, n_sources: int, itemsize: int) -> Blocks:
     """The blocks of an early read, whose queries have tiles of their own: half as much of a row per thread."""
-    narrow = lanes < MOST_LANES
-    group = min(4 if narrow else 2, power_of_two(n_sources))
-    return Blocks(max(1, min(16, 1024 // lanes)), group, max(4, min(16, lanes // 256)), 2, queries=2)
+    rows = max(1, min(16, 1024 // lanes))
+    group = _group(4 if lanes < MOST_LANES else 2, n_sources, rows * lanes * itemsize, SHARED)
+    return Blocks(rows, group, max(4, min(16, lanes // 256)), 2, queries=2)
 
 
-def early_backward_blocks(lanes: int, n_sources: int) -> Blocks:
+def early_backward_blocks(lanes: int, n_sources: int, itemsize: int) -> Blocks:
     """The blocks of its backward pass. The widest rows leave registers for one query: each launch adds to the one before."""
-    rows, _, warps, stages, *_ = early_blocks(lanes, n_sources)
+    rows, _, warps, stages, *_ = early_blocks(lanes, n_sources, itemsize)
+    group = _group(2, n_sources, rows * lanes * itemsize, SHARED // 2)
     programs = max(128, 2**19 // max(1024, lanes))
-    return Blocks(rows, min(2, power_of_two(n_sources)), warps, stages, programs, 2 if lanes < MOST_LANES else 1)
+    return Blocks(rows, group, warps, stages, programs, 2 if lanes < MOST_LANES else 1)
+
+
+def _group(most: int, n_sources: int, source_bytes: int, shared_bytes: int) -> int:
+    """Sources loaded at a time: no more than there are, and than fit into this much shared memory."""
+    return max(1, min(most, power_of_two(n_sources), shared_bytes // source_bytes))
 
 
 def _rows_and_warps(lanes: int) -> tuple[int, int]:

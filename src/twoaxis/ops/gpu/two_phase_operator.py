@@ -33,7 +33,7 @@ def _early(queries: Tensor, sources: Sequence[Tensor], factors: Tensor, n_heads:
         return results
     from twoaxis.ops.gpu.two_phase_kernels import early_read_forward
 
-    blocks = launch.early_blocks(constants["SLOTS"] * constants["LANES"], len(sources))
+    blocks = launch.early_blocks(constants["SLOTS"] * constants["LANES"], len(sources), sources[0].element_size())
     rows = [launch.ready(v) for v in sources]
     queries, factors = launch.ready(queries), launch.ready(factors)
     for some in _spans(len(queries), blocks.queries):
@@ -106,7 +106,7 @@ def _early_backward(
         return results, grad_queries.zero_(), grad_factors
     from twoaxis.ops.gpu.two_phase_kernels import early_read_backward
 
-    blocks = launch.early_backward_blocks(constants["SLOTS"] * constants["LANES"], len(sources))
+    blocks = launch.early_backward_blocks(constants["SLOTS"] * constants["LANES"], len(sources), sources[0].element_size())
     programs = launch.n_programs(blocks, n_rows)
     rows = [launch.ready(v) for v in sources]
     queries, factors, grad_totals = (launch.ready(one) for one in (queries, factors, grad_totals))
