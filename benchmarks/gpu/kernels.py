@@ -17,6 +17,7 @@ from twoaxis.ops.causal_conv import causal_conv
 from twoaxis.ops.delta import delta_writes
 from twoaxis.ops.depth_read import depth_read, source_factor
 from twoaxis.ops.gated_delta import gated_delta
+from twoaxis.ops.gpu import launch
 from twoaxis.ops.local_attention import local_attention
 from twoaxis.ops.precision import Impl
 from twoaxis.ops.sinkhorn import Sinkhorn, sinkhorn
@@ -51,6 +52,7 @@ def depth_reads(settings: Settings, dtype: torch.dtype) -> list[Row]:
     numbers = (3 * n + 2) * tokens * width
     candidates: dict[str, Candidate] = {"memory floor": _copies(settings, numbers, dtype)}
     candidates |= _engines(read, (query, *sources))
+    candidates["fused, kernels off"] = _without_kernels(_step(read("fused"), (query, *sources)))
     return compared(f"depth read, {n} x [{tokens}, {width}] {_name(dtype)}", candidates, settings, numbers * dtype.itemsize)
 
 
@@ -133,7 +135,7 @@ def gated_deltas(settings: Settings) -> list[Row]:
 
 
 def _engines(make: Callable[[Impl], Callable[..., Tensor]], inputs: Sequence[Tensor]) -> dict[str, Candidate]:
-    """The fused engine, the fused one compiled, which then runs the plain form, and the reference."""
+    """The fused engine, the fused one compiled, which then runs the plain form of all that is no kernel, and the reference."""
     return {
         "fused": _step(make("fused"), inputs),
         "compiled": _step(_compiled(make("fused")), inputs),
@@ -158,6 +160,14 @@ def _step(forward: Callable[..., Tensor], inputs: Sequence[Tensor]) -> Candidate
             tensor.grad = None
 
     return step
+
+
+def _without_kernels(step: Candidate) -> Candidate:
+    def run() -> None:
+        with launch.without_kernels():
+            step()
+
+    return run
 
 
 def _copies(settings: Settings, numbers: int, dtype: torch.dtype) -> Candidate:
