@@ -16,7 +16,7 @@ from torch import Tensor
 
 from benchmarks.gpu.settings import Items, Row, Settings
 from benchmarks.gpu.worker import one_line
-from twoaxis.ops.depth_read import depth_read, passing_read, source_factor
+from twoaxis.ops.depth_read import depth_read, passing_factor, passing_read, source_factor
 from twoaxis.ops.gpu import launch
 from twoaxis.ops.norm import inverse_rms
 from twoaxis.ops.precision import Impl
@@ -45,6 +45,7 @@ def items(settings: Settings) -> Items:
     shapes = settings.pick(tuple(itertools.product((9, 3, 25), (4096, 7168, 2048))), ((3, 16),))
     for n, D in shapes:
         found[f"read, S={n}, D={D}"] = lambda n=n, D=D: reads(settings, n, D)
+    found["inverse rms of a source"] = lambda: factors_of_a_source(settings)
     for D in settings.pick((4096, 2048, 7168), (16,)):
         found[f"readers of a block, D={D}"] = lambda D=D: readers(settings, D)
     return found
@@ -196,6 +197,23 @@ def _blocks(table: str, blocks: launch.Blocks) -> Iterator[None]:
 def _described(blocks: launch.Blocks) -> str:
     programs = f", {blocks.programs} programs" if blocks.programs else ""
     return f"groups of {blocks.group}, {blocks.warps} warps, {blocks.stages} stages{programs}"
+
+
+def factors_of_a_source(settings: Settings) -> list[Row]:
+    """The inverse rms of a source that is passed on, forward and backward with the gradient of its readers."""
+    N, D = settings.pick((8192, 4096), (32, 16))
+    v = torch.randn(1, N, D, device=settings.device).to(torch.bfloat16).requires_grad_()
+    by_factor, passed = torch.randn(1, N, device=settings.device), torch.randn_like(v)
+
+    def both() -> object:
+        factor, source = passing_factor(v, EPS)
+        if source is v:
+            # Where nothing is passed on, autograd adds.
+            return torch.autograd.grad(factor, v, by_factor)[0] + passed
+        return torch.autograd.grad((factor, source), v, (by_factor, passed))
+
+    ways: Ways = {"kernels": (both, nullcontext), "torch's engine": (both, launch.without_kernels)}
+    return _timed(f"inverse rms and its backward, D={D}", ways, settings, 4 * N * D * v.element_size(), copy_rate(settings))
 
 
 def readers(settings: Settings, D: int) -> list[Row]:

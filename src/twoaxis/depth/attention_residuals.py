@@ -21,7 +21,7 @@ from twoaxis.core.views import QKV, Views
 from twoaxis.depth.base import Controls, DepthConfig, DepthEnds, DepthMixer, Explanation, Layout, Read, Stream, Write
 from twoaxis.depth.depth_query import DepthQuery, ReadForm, Sources
 from twoaxis.depth.history import BlockSize, Count, SourceBlocks, check_blocks, source_blocks
-from twoaxis.ops.depth_read import source_factor
+from twoaxis.ops.depth_read import passing_factor
 from twoaxis.ops.precision import Impl
 from twoaxis.ops.two_phase import late_read, passing_early_reads
 
@@ -298,8 +298,8 @@ class AttentionResidualsEnds(DepthEnds):
     def enter(self, embeddings: Stream, layout: Layout = None, cache: Any = None) -> tuple[Sources, Any]:
         """Returns the embedding as the only source."""
         key = embeddings if self.key_map is None else F.linear(embeddings, self.key_map).to(embeddings.dtype)
-        factor = source_factor(key, self.eps, self.config.impl)
-        return Sources((embeddings,), (factor,), () if self.key_map is None else (key,)), cache
+        factor, key = passing_factor(key, self.eps, self.config.impl)
+        return Sources((key,), (factor,)) if self.key_map is None else Sources((embeddings,), (factor,), (key,)), cache
 
     def leave(self, state: Sources, layout: Layout = None, cache: Any = None) -> tuple[Stream, Any]:
         """Returns the final mixture."""

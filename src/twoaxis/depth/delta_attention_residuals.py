@@ -17,7 +17,7 @@ from twoaxis.core.views import QKV, Views
 from twoaxis.depth.base import Controls, DepthConfig, DepthEnds, DepthMixer, Explanation, Layout, Read, Stream, Write
 from twoaxis.depth.depth_query import AddedRead, Sources
 from twoaxis.depth.history import BlockSize, Count, SourceBlocks, check_blocks, source_blocks
-from twoaxis.ops.depth_read import source_factor
+from twoaxis.ops.depth_read import passing_factor
 from twoaxis.ops.precision import Impl
 
 
@@ -248,8 +248,10 @@ class DeltaAttentionResiduals(DepthMixer, config=DeltaAttentionResidualsConfig):
             else:
                 running = (delta,)
         read = [*fresh, *(running if self.config.running_source == "included" else ())]
-        factors = (*factors, *(source_factor(v, self.eps, self.config.impl) for v in read))
-        return StreamAndDeltas(stream, (*values, *fresh), factors, running)
+        passed = [passing_factor(v, self.eps, self.config.impl) for v in read]
+        factors, read = (*factors, *(factor for factor, _ in passed)), [v for _, v in passed]
+        n = len(fresh)
+        return StreamAndDeltas(stream, (*values, *read[:n]), factors, tuple(read[n:]) or running)
 
     def explain(self, done: Read | Write) -> Explanation:
         """Returns the mixture that is added to the stream, and that of the values where they have their own."""
@@ -274,8 +276,8 @@ class DeltaEnds(DepthEnds):
         """Returns the embeddings as the stream."""
         if self.config.embedding != "first_read":
             return StreamAndDeltas(embeddings), cache
-        factor = source_factor(embeddings, self.eps, self.config.impl)
-        return StreamAndDeltas(embeddings, (embeddings,), (factor,)), cache
+        factor, source = passing_factor(embeddings, self.eps, self.config.impl)
+        return StreamAndDeltas(embeddings, (source,), (factor,)), cache
 
     def leave(self, state: StreamAndDeltas, layout: Layout = None, cache: Any = None) -> tuple[Stream, Any]:
         """Returns the stream."""

@@ -15,7 +15,7 @@ from twoaxis.core.cost import Cost
 from twoaxis.core.parameters import Constant, DeclaredModule
 from twoaxis.core.views import WeightedSum, per_token
 from twoaxis.depth.base import Stream
-from twoaxis.ops.depth_read import Values, depth_scores, depth_weights, passing_read, softmax_mix, source_factor
+from twoaxis.ops.depth_read import Values, depth_scores, depth_weights, passing_factor, passing_read, softmax_mix, source_factor
 from twoaxis.ops.precision import Impl, outside_autocast, statistics_dtype
 from twoaxis.ops.two_phase import EarlyRead
 
@@ -55,9 +55,10 @@ class Sources(NamedTuple):
             update = values[-1] + update
             emitted = keys[-1] + (emitted - keys[-1]) / count if keys else emitted
             values, factors = values[:-1], factors[:-1]
-        key = emitted.contiguous() if keys else update
-        keys = (*(keys if opens else keys[:-1]), key) if keys else ()
-        return Sources((*values, update), (*factors, source_factor(key, eps, impl)), keys)
+        factor, key = passing_factor(emitted.contiguous() if keys else update, eps, impl)
+        if keys:
+            return Sources((*values, update), (*factors, factor), (*(keys if opens else keys[:-1]), key))
+        return Sources((*values, key), (*factors, factor))
 
 
 @dataclass(frozen=True)

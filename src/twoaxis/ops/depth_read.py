@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from twoaxis.core.errors import ConfigError
-from twoaxis.ops.gpu import depth_read_operator
+from twoaxis.ops.gpu import depth_read_operator, norm_operator
 from twoaxis.ops.mix import (
     by_head,
     head_sums,
@@ -179,9 +179,25 @@ def source_factor(v: Float[Tensor, "B T D"], eps: float, impl: Impl = "fused") -
     Equation: r = 1 / sqrt(mean(v^2) + eps)
     Cost:     flops 2*D per token; saves v and r
     """
+    return _factor(v, eps, impl, passes=False)[0]
+
+
+@outside_autocast
+def passing_factor(
+    v: Float[Tensor, "B T D"], eps: float, impl: Impl = "fused"
+) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T D"]]:
+    """Computes `source_factor`, and passes the source on to its readers, as `passing_read` does."""
+    factor, *passed = _factor(v, eps, impl, passes=True)
+    return factor, passed[0] if passed else v
+
+
+def _factor(v: Tensor, eps: float, impl: Impl, passes: bool) -> tuple[Tensor, ...]:
+    """The factor and, where a kernel passes it on, the source."""
+    if impl == "fused" and depth_read_operator.serves([v], 1):
+        return norm_operator.source_factor(v, eps, passes)
     if runs_plain(impl):
-        return torch.rsqrt(v.to(statistics_dtype(v)).square().mean(-1) + eps)
-    return _SourceFactor.apply(v, eps)
+        return (torch.rsqrt(v.to(statistics_dtype(v)).square().mean(-1) + eps),)
+    return (_SourceFactor.apply(v, eps),)
 
 
 @outside_autocast

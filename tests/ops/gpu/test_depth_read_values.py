@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tests.ops.compare import normal
 from tests.ops.gpu.interpreted import GRADIENTS, VALUES, GivenGradients, assert_close, error, guarded
-from twoaxis.ops.depth_read import Values, depth_read, passing_read, source_factor
+from twoaxis.ops.depth_read import Values, depth_read, passing_factor, passing_read, source_factor
 from twoaxis.ops.gpu import depth_read_operator, launch
 from twoaxis.ops.norm import inverse_rms
 from twoaxis.ops.precision import Impl
@@ -260,3 +260,22 @@ def test_autocast_and_checkpoints_change_nothing() -> None:
     kept = [again, *torch.autograd.grad(again, [leaves[0], *leaves[3:]], cotangent)]
     for one, other, third in zip(plain, cast, kept, strict=True):
         assert torch.equal(one, other) and torch.equal(one, third)
+
+
+@pytest.mark.parametrize(("N", "D", "dtype"), [(19, 100, torch.float32), (3, 48, torch.bfloat16), (0, 48, torch.float32)])
+def test_inverse_rms_of_a_source_that_is_passed_on(N: int, D: int, dtype: torch.dtype) -> None:
+    """The gradient through the factor and that of the readers come back as one; each also comes back alone."""
+    given = (normal(1, N, D) * 3).to(dtype)
+    cotangents = normal(1, N, seed=1, dtype=torch.float32), normal(1, N, D, seed=2).to(dtype)
+    for chosen in ((0, 1), (0,), (1,)):
+        v, wide = guarded(given).requires_grad_(), given.double().requires_grad_()
+        pair, exact = passing_factor(v, EPS), (source_factor(wide, EPS, "reference"), wide)
+        (got,) = torch.autograd.grad([pair[i] for i in chosen], v, [cotangents[i] for i in chosen])
+        (want,) = torch.autograd.grad([exact[i] * 1 for i in chosen], wide, [cotangents[i].double() for i in chosen])
+        assert_close([pair[0].detach().float(), got], [exact[0].detach(), want], torch.float32)
+    (alone,) = torch.autograd.grad(source_factor(v, EPS), v, cotangents[0])
+    (want,) = torch.autograd.grad(exact[0], wide, cotangents[0].double())
+    assert_close([pair[0].detach(), alone], [exact[0].detach(), want], torch.float32)
+    torch.library.opcheck(torch.ops.twoaxis.inverse_rms.default, (v.detach(), EPS))
+    saved = v.detach(), pair[0].detach(), cotangents[0], cotangents[1]
+    torch.library.opcheck(torch.ops.twoaxis.inverse_rms_backward.default, saved)

@@ -52,6 +52,8 @@ CASES: dict[str, tuple[Shape, ...]] = {
         Shape(25, 7168, options="passed"),
         Shape(9, 4096, 16, "passed", 100),
     ),
+    "inverse_rms_forward": (Shape(1, 768), Shape(1, 7168)),
+    "inverse_rms_backward": (Shape(1, 768), Shape(1, 7168, options="passed row")),
     "early_read_forward": (Shape(9, 2048), Shape(9, 4096, capability=100), Shape(9, 7168)),
     "early_read_backward": (Shape(9, 768, 12), Shape(9, 4096, options="passed"), Shape(9, 7168, options="passed")),
 }
@@ -59,6 +61,8 @@ CASES: dict[str, tuple[Shape, ...]] = {
 TABLES = {
     "depth_read_forward": launch.read_blocks,
     "depth_read_backward": launch.read_backward_blocks,
+    "inverse_rms_forward": lambda lanes, n, itemsize: launch.row_blocks(lanes),
+    "inverse_rms_backward": lambda lanes, n, itemsize: launch.row_blocks(lanes),
     "early_read_forward": launch.early_blocks,
     "early_read_backward": launch.early_backward_blocks,
 }
@@ -97,8 +101,12 @@ def arguments(kernel: Any, shape: Shape, queries: int) -> dict[str, Any]:
         "scale": of(("scale", "grad_scale"), "*fp32"),
         "early": of(("early_mixture", "early_total", "grad_mixture", "grad_total"), "*fp32"),
         "statistic": {"grad_factors": None},
+        # Of one tensor and no tuple.
+        "row": {"passed": narrow},
     }
-    types["grad_factors"] = "*fp32"
+    types |= {"grad_factors": "*fp32", "by_factor": "*fp32", "x": narrow, "eps": "fp32"}
+    if "x" in kernel.arg_names:
+        types["results"] = narrow
     for option in shape.options.split():
         types |= optional.get(option, {})
     return {name: types.get(name) for name in kernel.arg_names if name.islower()}
@@ -107,10 +115,10 @@ def arguments(kernel: Any, shape: Shape, queries: int) -> dict[str, Any]:
 @pytest.mark.parametrize(("name", "shape"), [(name, shape) for name, shapes in CASES.items() for shape in shapes], ids=str)
 def test_a_kernel_fits(name: str, shape: Shape, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.ops.gpu.cubin import resources
-    from twoaxis.ops.gpu import depth_read_kernels, two_phase_kernels
+    from twoaxis.ops.gpu import depth_read_kernels, norm_kernels, two_phase_kernels
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    kernel = {**vars(depth_read_kernels), **vars(two_phase_kernels)}[name]
+    kernel = {**vars(depth_read_kernels), **vars(two_phase_kernels), **vars(norm_kernels)}[name]
     blocks = TABLES[name](launch.lanes_of(shape.D, shape.n_heads), shape.n, 4 if "float32" in shape.options else 2)
     given = arguments(kernel, shape, blocks.queries), constants(kernel, shape, blocks)
     found = resources(kernel, *given, blocks.warps, shape.capability)

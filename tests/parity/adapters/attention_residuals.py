@@ -179,7 +179,7 @@ def _reads(model: Decoder, golden: Golden) -> Iterator[tuple[int, Sources, Tenso
 
 def _no_key_norm(patch: pytest.MonkeyPatch) -> None:
     for module in (attention_residuals, depth_query):
-        patch.setattr(module, "source_factor", lambda v, eps, impl: torch.ones_like(v[..., 0]))
+        patch.setattr(module, "passing_factor", lambda v, eps, impl: (torch.ones_like(v[..., 0]), v))
 
 
 def _no_key_norm_in_operator(patch: pytest.MonkeyPatch) -> None:

@@ -156,7 +156,7 @@ def _replaces_the_stream(patch: pytest.MonkeyPatch) -> None:
 
 
 def _no_key_norm(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(delta_attention_residuals, "source_factor", lambda v, eps, impl: torch.ones_like(v[..., 0]))
+    patch.setattr(delta_attention_residuals, "passing_factor", lambda v, eps, impl: (torch.ones_like(v[..., 0]), v))
 
 
 def _writes_the_mixture(patch: pytest.MonkeyPatch) -> None:

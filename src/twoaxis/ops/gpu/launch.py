@@ -164,6 +164,7 @@ def start(kernel: Any, blocks: Blocks, n_rows: int, *arguments: Any, **constants
         check_capability(first.device.index)
         on_device = torch.cuda.device(first.device)
     tile = {"ROWS": blocks.rows, "GROUP": blocks.group, "STAGES": blocks.stages}
+    tile = {name: size for name, size in tile.items() if name in kernel.arg_names}
     with on_device:
         kernel[(n_programs(blocks, n_rows),)](*arguments, n_rows, **constants, **tile, num_warps=blocks.warps)
 
@@ -196,6 +197,12 @@ def read_backward_blocks(lanes: int, n_sources: int, itemsize: int) -> Blocks:
     # Half of the shared memory is for gradients of later readers.
     group = _group(2, n_sources, rows * lanes * itemsize, SHARED // 2)
     return Blocks(rows, group, warps, 2, 2**20 // max(2048, lanes))
+
+
+def row_blocks(lanes: int) -> Blocks:
+    """The blocks of what takes one tensor, row by row."""
+    rows, warps = _rows_and_warps(lanes)
+    return Blocks(rows, 1, warps, 1)
 
 
 def early_blocks(lanes: int, n_sources: int, itemsize: int) -> Blocks:
