@@ -12,7 +12,11 @@ from torch import Tensor
 from twoaxis.core.errors import ConfigError, nearest
 
 Impl = Literal["fused", "reference"]
-"""The engine that computes an operator; the result is the same, and no engine replaces another silently."""
+"""The engine that computes an operator; the result is the same, and no engine replaces another silently.
+
+`fused` has hand-written backward passes and, on a GPU, the kernels of `ops.gpu` where there are some; the environment of a run
+says whether they were on.
+"""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -62,6 +66,8 @@ def plain_forms() -> Iterator[None]:
 
 def runs_plain(impl: str) -> bool:
     """Whether an operator runs in its plain form: as the reference, and under `torch.compile`, which fuses it.
+
+    Operators with kernels ask for them first, since these run under `torch.compile` too.
 
     Raises:
         ConfigError: an engine that is neither `fused` nor `reference`.
