@@ -10,7 +10,7 @@ import torch
 from twoaxis.core.errors import ConfigError
 from twoaxis.ops.depth_read import depth_read
 from twoaxis.ops.gpu import launch
-from twoaxis.train.environment import describe_environment
+from twoaxis.train.environment import changed_environment, describe_environment
 
 
 class OnGPU:
@@ -42,7 +42,12 @@ def test_without_triton_the_environment_of_a_run_says_so(monkeypatch: pytest.Mon
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "one")
     assert not launch.served(OnGPU())  # type: ignore[arg-type]
     assert describe_environment(torch.device("cuda", 0), torch.bfloat16)["kernels"] == "off: triton is not installed"
-    assert describe_environment(torch.device("cpu"), torch.bfloat16)["kernels"] == ""
+    without = describe_environment(torch.device("cpu"), torch.bfloat16)
+    assert without["kernels"] == ""
+    older = {key: value for key, value in without.items() if key != "kernels"}
+    assert changed_environment(older, without) == [] and changed_environment(older, {**without, "kernels": "on"}) == [
+        "kernels  -> on"
+    ]
 
 
 @pytest.mark.parametrize(
