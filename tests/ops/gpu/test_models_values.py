@@ -27,7 +27,9 @@ LARGEST = 2e-5
 
 def loss_and_gradients(model: Decoder) -> list[Tensor]:
     loss, _ = model.loss(toy_tokens(seed=0), toy_tokens(seed=1))
-    return [loss.detach(), *gradients(model, loss).values()]
+    with torch.no_grad():
+        logits = model(toy_tokens(seed=2))
+    return [loss.detach(), logits, *gradients(model, loss).values()]
 
 
 @pytest.mark.parametrize(("kind", "example"), [(kind, name) for kind, names in EXAMPLES.items() for name in names])

@@ -249,6 +249,10 @@ def read(
         the read and, if it passes them on, the sources for later readers, else none. A compiled pass reads zeros for sources
         that are passed on to nobody.
     """
+    if not torch.is_grad_enabled():
+        # Without gradients there is nothing that could meet in one buffer.
+        given = query, list(sources), torch.stack(list(inverse_rms)), list(early), stream, scale, n_heads, normalised
+        return torch.ops.twoaxis.depth_read(*given)[0], tuple(sources) if passes else ()
     flags = len(sources), n_heads, normalised, passes
     mixed, *passed = _DepthRead.apply(query, stream, scale, *flags, *sources, *inverse_rms, *early)
     return mixed, tuple(passed)

@@ -181,6 +181,10 @@ def early_reads(
     Returns:
         the mixtures, their log totals [Q B T H] and, if it passes them on, the sources for later readers, else none.
     """
+    if not torch.is_grad_enabled():
+        given = queries, list(sources), torch.stack(list(inverse_rms)), n_heads
+        mixtures, _, log_totals = torch.ops.twoaxis.early_read(*given)
+        return tuple(mixtures), log_totals, tuple(sources) if passes else ()
     Q, n = len(queries), len(sources)
     found = _EarlyReads.apply(queries, n, n_heads, passes, *sources, *inverse_rms)
     return found[:Q], found[Q], found[Q + 1 :]
