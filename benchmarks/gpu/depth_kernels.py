@@ -4,7 +4,6 @@ Letters: N tokens, D width, S sources. An array is N D numbers of the sources' t
 at the least, which the kernels' design says.
 """
 
-import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -36,28 +35,33 @@ Ways = dict[str, tuple[Call, Scope]]
 """What is timed, by name, and where: with other block sizes, or without kernels."""
 
 
+RIGHT = (
+    (torch.bfloat16, 9, 4096, 1, True),
+    (torch.bfloat16, 5, 99, 3, True),
+    (torch.float32, 9, 1000, 1, True),
+    (torch.bfloat16, 9, 768, 12, False),
+    (torch.bfloat16, 25, 7168, 1, False),
+    (torch.float32, 2, 48, 1, False),
+    (torch.float16, 9, 100, 1, True),
+)
+"""Type, S, D, H, and whether the inverse rms have gradients of their own; each compiles six kernels, which takes seconds."""
+
+
 def items(settings: Settings) -> Items:
-    """Correctness, then a row of shapes, then what a whole block of readers costs."""
+    """Correctness, then reads of many shapes, then what a whole block of readers costs; a new shape is compiled first."""
     found: Items = {}
-    for dtype in (torch.float32, torch.bfloat16, torch.float16):
-        found[f"right in {_name(dtype)}"] = lambda dtype=dtype: rightness(settings, dtype)
+    for case in settings.pick(RIGHT, tuple((dtype, 3, 16, 2, True) for dtype in ALLOWED)):
+        dtype, n, D, H, own = case
+        what = f"S={n}, D={D}, H={H}, rms {'of its own' if own else 'a statistic'}, {_name(dtype)}"
+        found[f"right: {what}"] = lambda what=what, case=case: [{"what": what, **_checked(settings, *case)}]
     found["same bits, captured, compiled"] = lambda: modes(settings)
-    shapes = settings.pick(tuple(itertools.product((9, 3, 25), (4096, 7168, 2048))), ((3, 16),))
-    for n, D in shapes:
-        found[f"read, S={n}, D={D}"] = lambda n=n, D=D: reads(settings, n, D)
     found["inverse rms of a source"] = lambda: factors_of_a_source(settings)
-    for D in settings.pick((4096, 2048, 7168), (16,)):
-        found[f"readers of a block, D={D}"] = lambda D=D: readers(settings, D)
+    # Of each size first the one that stands for many.
+    for D in settings.pick((4096, 7168, 2048), (16,)):
+        for n in settings.pick((9, 3, 25), (3,)):
+            found[f"read, S={n}, D={D}"] = lambda n=n, D=D: reads(settings, n, D)
+            found.setdefault(f"readers of a block, D={D}", lambda D=D: readers(settings, D))
     return found
-
-
-def rightness(settings: Settings, dtype: torch.dtype) -> list[Row]:
-    """Reads, late reads and their gradients against float64 on the device, over odd shapes, heads and options."""
-    shapes = settings.pick(
-        ((2, 48, 1), (5, 99, 3), (9, 100, 1), (9, 768, 12), (3, 1000, 1), (9, 4096, 1), (25, 7168, 1), (9, 4096, 16)),
-        ((3, 16, 2),),
-    )
-    return [_checked(settings, dtype, n, D, H, own) for n, D, H in shapes for own in (True, False)]
 
 
 def _checked(settings: Settings, dtype: torch.dtype, n: int, D: int, n_heads: int, own: bool) -> Row:
@@ -82,8 +86,7 @@ def _checked(settings: Settings, dtype: torch.dtype, n: int, D: int, n_heads: in
     errors = [float((a.double() - b).norm() / b.norm()) for a, b in zip(*found, strict=True)]
     value, gradient = ALLOWED[dtype]
     ok = max(errors[:2]) <= value and errors[2] <= ALLOWED[torch.float32][1] and max(errors[3:]) <= gradient
-    what = f"S={n}, D={D}, H={n_heads}, rms {'of its own' if own else 'a statistic'}, {_name(dtype)}"
-    return {"what": what, "results": max(errors[:2]), "query": errors[2], "sources": max(errors[3:]), "ok": ok}
+    return {"results": max(errors[:2]), "query": errors[2], "sources": max(errors[3:]), "ok": ok}
 
 
 def modes(settings: Settings) -> list[Row]:
@@ -152,9 +155,8 @@ def reads(settings: Settings, n: int, D: int) -> list[Row]:
     rows += _timed(
         f"backward, S={n}, D={D}", {"kernels": (alone, nullcontext), **others}, settings, (2 * n + 1) * array, copied
     )
-    others = {name: (passing, scope) for name, scope in _other_blocks("read_backward_blocks", n, D)}
     what = f"backward, added to gradients of later readers, S={n}, D={D}"
-    return rows + _timed(what, {"kernels": (passing, nullcontext), **others}, settings, (3 * n + 1) * array, copied)
+    return rows + _timed(what, {"kernels": (passing, nullcontext)}, settings, (3 * n + 1) * array, copied)
 
 
 def _backward(query: Tensor, sources: list[Tensor], factors: list[Tensor], grad: Tensor, passed: list[Tensor]) -> Call:
@@ -172,12 +174,11 @@ def _backward(query: Tensor, sources: list[Tensor], factors: list[Tensor], grad:
 
 
 def _other_blocks(table: str, n: int, D: int) -> Iterator[tuple[str, Scope]]:
-    """Other block sizes, at the shapes that stand for many."""
-    if (n, D) not in ((9, 4096), (9, 7168), (3, 2048)):
-        return
+    """Other numbers of programs, and at the shape that stands for many other block sizes, which have to be compiled."""
     usual: launch.Blocks = getattr(launch, table)(launch.lanes_of(D, 1), n, 2)
-    some = [usual._replace(group=max(1, usual.group // 2)), usual._replace(stages=3)]
-    some += [usual._replace(warps=usual.warps // 2)] if usual.warps > 4 else []
+    some: list[launch.Blocks] = []
+    if (n, D) == (9, 4096):
+        some = [usual._replace(group=max(1, usual.group // 2)), usual._replace(stages=3), usual._replace(warps=4)]
     if usual.programs:
         some += [usual._replace(programs=usual.programs // 2), usual._replace(programs=usual.programs * 2)]
     for one in some:
