@@ -1,12 +1,11 @@
 """When kernels run: never without Triton, never when they are switched off, and never without a word about it."""
 
 import os
-import subprocess
-import sys
 
 import pytest
 import torch
 
+from tests.fresh import run_fresh
 from twoaxis.core.errors import ConfigError
 from twoaxis.ops.depth_read import depth_read
 from twoaxis.ops.gpu import launch
@@ -59,15 +58,13 @@ def test_without_triton_the_environment_of_a_run_says_so(monkeypatch: pytest.Mon
 )
 def test_the_switch_is_an_environment_variable(value: str, expected: str) -> None:
     code = "from twoaxis.ops.gpu import launch; launch.INSTALLED = True; print(launch.kernels())"
-    done = subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, launch.SWITCH: value}, capture_output=True, text=True, check=False
-    )
+    done = run_fresh(code, env={**os.environ, launch.SWITCH: value})
     assert expected in done.stdout + done.stderr
 
 
 def test_triton_is_loaded_by_the_first_launch_only() -> None:
-    code = "import sys, twoaxis, twoaxis.ops.gpu.depth_read_operator; print('triton' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "False"
+    done = run_fresh("import sys, twoaxis, twoaxis.ops.gpu.depth_read_operator; print('triton' in sys.modules)")
+    assert (done.returncode, done.stdout.strip()) == (0, "False"), done.stderr
 
 
 def test_a_device_that_is_too_old_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
