@@ -15,6 +15,9 @@ if importlib.util.find_spec("triton") is None:
 REGISTERS = 2**16
 """Of a multiprocessor, of all generations since compute capability 7.0."""
 
+SPILLED = 16
+"""Bytes of stack of a thread: four registers, with which the assembler buys one more program."""
+
 SHARED = 99 * 2**10
 """Bytes of a program on the smallest devices since 8.0."""
 
@@ -43,6 +46,7 @@ CASES: dict[str, tuple[Shape, ...]] = {
         Shape(9, 7168, options="token normalised float32"),
     ),
     "depth_read_backward": (
+        Shape(9, 512, options="passed"),
         Shape(9, 768, 12),
         Shape(9, 2048, options="passed"),
         Shape(1, 4096, options="early"),
@@ -134,7 +138,7 @@ def test_a_kernel_fits(name: str, shape: Shape, tmp_path: Path, monkeypatch: pyt
     given = arguments(kernel, shape, blocks.queries), constants(kernel, shape, blocks)
     found = resources(kernel, *given, blocks.warps, shape.capability)
     print(name, shape, blocks, found)
-    assert found.stack == 0, found
+    assert found.stack <= SPILLED, found
     assert found.shared <= SHARED and found.barriers <= BARRIERS[name], found
     assert found.narrow == 0 and found.wide > 0, found
     threads = 32 * blocks.warps

@@ -190,13 +190,13 @@ def read_blocks(lanes: int, n_sources: int, itemsize: int) -> Blocks:
 def read_backward_blocks(lanes: int, n_sources: int, itemsize: int) -> Blocks:
     """The blocks of the backward pass of a depth read, with arguments as of `read_blocks`; not measured on a GPU yet.
 
-    The number of programs does not depend on the device, so that sums over rows are the same on all. It is what 128
-    multiprocessors hold at a time: more would only push what is read twice out of the second-level cache.
+    The number of programs does not depend on the device, so that sums over rows are the same on all. More of them than a device
+    holds at a time would only push what is read twice out of the second-level cache.
     """
     rows, warps = _rows_and_warps(lanes)
     # Half of the shared memory is for gradients of later readers.
     group = _group(2, n_sources, rows * lanes * itemsize, SHARED // 2)
-    return Blocks(rows, group, warps, 2, 2**20 // max(2048, lanes))
+    return Blocks(rows, group, warps, 2, _programs(warps))
 
 
 def row_blocks(lanes: int) -> Blocks:
@@ -207,17 +207,16 @@ def row_blocks(lanes: int) -> Blocks:
 
 def early_blocks(lanes: int, n_sources: int, itemsize: int) -> Blocks:
     """The blocks of an early read, whose queries have tiles of their own: half as much of a row per thread."""
-    rows = max(1, min(16, 1024 // lanes))
+    rows = max(1, min(16, 256 // lanes))
     group = _group(4 if lanes < MOST_LANES else 2, n_sources, rows * lanes * itemsize, SHARED)
-    return Blocks(rows, group, max(4, min(16, lanes // 256)), 2, queries=2)
+    return Blocks(rows, group, max(1, min(16, rows * lanes // 256)), 2, queries=2)
 
 
 def early_backward_blocks(lanes: int, n_sources: int, itemsize: int) -> Blocks:
     """The blocks of its backward pass. The widest rows leave registers for one query: each launch adds to the one before."""
     rows, _, warps, stages, *_ = early_blocks(lanes, n_sources, itemsize)
     group = _group(2, n_sources, rows * lanes * itemsize, SHARED // 2)
-    programs = max(128, 2**19 // max(1024, lanes))
-    return Blocks(rows, group, warps, stages, programs, 2 if lanes < MOST_LANES else 1)
+    return Blocks(rows, group, warps, stages, _programs(warps), 2 if lanes < MOST_LANES else 1)
 
 
 def _group(most: int, n_sources: int, source_bytes: int, shared_bytes: int) -> int:
@@ -226,8 +225,14 @@ def _group(most: int, n_sources: int, source_bytes: int, shared_bytes: int) -> i
 
 
 def _rows_and_warps(lanes: int) -> tuple[int, int]:
-    """Narrow rows share a program, so that it has some 2048 numbers of one source."""
-    return max(1, min(16, 2048 // lanes)), 4 if lanes <= 2048 else lanes // 512
+    """A warp holds 512 numbers of a source, so that tiles of narrow rows need neither barriers nor copies."""
+    rows = max(1, min(16, 512 // lanes))
+    return rows, max(1, rows * lanes // 512)
+
+
+def _programs(warps: int) -> int:
+    """What 128 multiprocessors hold at a time, 16 warps each."""
+    return 2048 // warps
 
 
 LIBRARY = torch.library.Library("twoaxis", "FRAGMENT")
