@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from twoaxis.core.errors import ConfigError
+from twoaxis.ops.gpu import delta_operator
 from twoaxis.ops.precision import Impl, outside_autocast, runs_plain, statistics_dtype
 
 UpdateRule = Literal["delta", "write_only"]
@@ -51,6 +52,8 @@ def delta_writes(
     """
     if not channels or targets.shape[0] != len(channels):
         raise ConfigError(f"delta_writes: got {len(channels)} channels and {targets.shape[0]} targets; give one target each")
+    if impl == "fused" and delta_operator.serves(channels, direction, targets, beta):
+        return delta_operator.write(channels, direction, targets, beta, eps, rule == "delta")
     if runs_plain(impl):
         return _plain(channels, direction, targets, beta, eps, rule)
     return _DeltaWrite.apply(direction, targets, beta, eps, rule == "delta", *channels)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from twoaxis.core.errors import ConfigError
 from twoaxis.core.views import WeightedSum
+from twoaxis.ops.gpu import stream_operator
 from twoaxis.ops.precision import Impl, outside_autocast, runs_plain, statistics_dtype
 
 NUMBERS_IN_CACHE = 2**17
@@ -49,6 +50,8 @@ def mix_pieces(
         [11.0, 1.0]
     """
     plan = _plan(len(streams) * n_fractions, n_fractions, residual, write)
+    if impl == "fused" and stream_operator.serves(streams, update, residual, write, n_fractions):
+        return stream_operator.mix(streams, update, residual, write)
     given = streams if update is None else (*streams, update)
     if runs_plain(impl):
         return _plain(plan, residual, write, given)

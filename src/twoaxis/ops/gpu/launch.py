@@ -138,6 +138,7 @@ class Blocks(NamedTuple):
         stages: of loads in flight.
         programs: at most; 0 starts one for every block of rows.
         queries: that one launch serves.
+        columns: of a row that a program holds at a time, where it does not hold whole rows.
     """
 
     rows: int
@@ -146,6 +147,7 @@ class Blocks(NamedTuple):
     stages: int
     programs: int = 0
     queries: int = 1
+    columns: int = 0
 
 
 def start(kernel: Any, blocks: Blocks, n_rows: int, *arguments: Any, **constants: Any) -> None:
@@ -163,7 +165,7 @@ def start(kernel: Any, blocks: Blocks, n_rows: int, *arguments: Any, **constants
     if first.is_cuda:
         check_capability(first.device.index)
         on_device = torch.cuda.device(first.device)
-    tile = {"ROWS": blocks.rows, "GROUP": blocks.group, "STAGES": blocks.stages}
+    tile = {"ROWS": blocks.rows, "GROUP": blocks.group, "STAGES": blocks.stages, "COLUMNS": blocks.columns}
     tile = {name: size for name, size in tile.items() if name in kernel.arg_names}
     with on_device:
         kernel[(n_programs(blocks, n_rows),)](*arguments, n_rows, **constants, **tile, num_warps=blocks.warps)
@@ -222,6 +224,21 @@ def early_backward_blocks(lanes: int, n_sources: int, itemsize: int) -> Blocks:
 def _group(most: int, n_sources: int, source_bytes: int, shared_bytes: int) -> int:
     """Sources loaded at a time: no more than there are, and than fit into this much shared memory."""
     return max(1, min(most, power_of_two(n_sources), shared_bytes // source_bytes))
+
+
+def mix_blocks(width: int) -> Blocks:
+    """The blocks of a mixing of streams, whose programs go through their rows in columns; not measured on a GPU yet."""
+    columns = min(1024, max(128, power_of_two(width)))
+    return Blocks(1024 // columns, 1, 4, 1, columns=columns)
+
+
+def mix_backward_blocks(width: int) -> Blocks:
+    """The blocks of its backward pass: four numbers of each of at most twenty sums per thread.
+
+    The number of programs does not depend on the device, so that sums over rows are the same on all.
+    """
+    columns = min(512, max(128, power_of_two(width)))
+    return Blocks(512 // columns, 1, 4, 1, 512, columns=columns)
 
 
 def _rows_and_warps(lanes: int) -> tuple[int, int]:
