@@ -12,6 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from twoaxis.core.errors import ConfigError, problem
+from twoaxis.ops.gpu import sinkhorn_operator
 from twoaxis.ops.precision import Impl, outside_autocast, runs_plain, statistics_dtype
 
 Start = Literal["exp", "exp_minus_max", "softmax", "log"]
@@ -75,6 +76,9 @@ def sinkhorn(logits: Float[Tensor, "n n *each"], options: Sinkhorn, impl: Impl =
         >>> sinkhorn(torch.tensor([[5.0, 0.0], [0.0, 5.0]]), Sinkhorn()).sum(1)
         tensor([1., 1.])
     """
+    if impl == "fused" and sinkhorn_operator.serves(logits, options.start):
+        chosen = options.rounds, options.first_axis, options.start, options.start_eps, options.sum_eps
+        return sinkhorn_operator.normalise(logits, *chosen)
     if runs_plain(impl):
         return _plain(logits.to(statistics_dtype(logits)), options)
     return _Sinkhorn.apply(logits, options)

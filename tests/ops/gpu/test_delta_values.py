@@ -30,11 +30,15 @@ def tensors(C: int, D: int, dtype: torch.dtype, shape: tuple[int, ...] = (1, 7))
     return [direction.to(dtype), *small, *(normal(*shape, D, seed=10 + c).to(dtype) for c in range(C))]
 
 
+def write(given: Sequence[Tensor], rule: UpdateRule, impl: Impl) -> tuple[Tensor, ...]:
+    direction, targets, beta, *channels = given
+    return delta_writes(channels, direction, targets, beta, EPS, rule, impl)
+
+
 def results(given: Sequence[Tensor], rule: UpdateRule, impl: Impl, wide: bool = False) -> list[Tensor]:
     """The channels that are written, and the gradients of all that the write takes."""
     leaves = [(one.double() if wide else guarded(one)).requires_grad_() for one in given]
-    direction, targets, beta, *channels = leaves
-    written = delta_writes(channels, direction, targets, beta, EPS, rule, impl)
+    written = write(leaves, rule, impl)
     cotangents = [normal(*x.shape, seed=90 + c).to(given[0].dtype).to(x.dtype) for c, x in enumerate(written)]
     return [*(x.detach() for x in written), *torch.autograd.grad(written, leaves, cotangents)]
 
@@ -79,7 +83,7 @@ def test_tensors_that_do_not_lie_in_rows_and_differ_in_type() -> None:
     engines: tuple[tuple[Impl, Callable[[Tensor], Tensor]], ...] = (("fused", lambda x: x), ("reference", Tensor.double))
     for impl, made in engines:
         leaves = [made(one).detach().requires_grad_() for one in (direction, *small, *channels)]
-        written = delta_writes(leaves[3:], *leaves[:3], EPS, impl=impl)
+        written = write(leaves, "delta", impl)
         total: Any = sum(x.sum() for x in written)
         found.append([*(x.detach() for x in written), *torch.autograd.grad(total, leaves)])
     assert_right(found[0], found[1], 2)
@@ -91,7 +95,7 @@ def test_only_the_gradients_that_are_asked_for_and_a_channel_that_nobody_reads()
     written = delta_writes([first, given[4]], given[0], given[1], beta, EPS)
     got = torch.autograd.grad(written[0].square().sum(), [beta, first])
     wide = [one.detach().double().requires_grad_() for one in given]
-    exact = delta_writes(wide[3:], *wide[:3], EPS, impl="reference")
+    exact = write(wide, "delta", "reference")
     want = torch.autograd.grad(exact[0].square().sum(), [wide[2], wide[3]])
     assert all(error(a, b) <= GRADIENTS for a, b in zip(got, want, strict=True))
 
@@ -119,7 +123,7 @@ def test_it_is_one_graph_and_the_operators_keep_what_torch_asks_of_them() -> Non
     torch.library.opcheck(torch.ops.twoaxis.delta_write_backward.default, (channels, channels, *given))
 
     def step(*leaves: Tensor) -> Tensor:
-        return torch.stack(delta_writes(leaves[3:], *leaves[:3], EPS))
+        return torch.stack(write(leaves, "delta", "fused"))
 
     found = []
     for function in (step, torch.compile(step, fullgraph=True, backend="aot_eager")):

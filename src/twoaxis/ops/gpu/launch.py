@@ -241,6 +241,11 @@ def mix_backward_blocks(width: int) -> Blocks:
     return Blocks(512 // columns, 1, 4, 1, 512, columns=columns)
 
 
+def sinkhorn_blocks() -> Blocks:
+    """The blocks of Sinkhorn normalisation: one matrix per thread, in both directions; not measured on a GPU yet."""
+    return Blocks(64, 1, 2, 1)
+
+
 def _rows_and_warps(lanes: int) -> tuple[int, int]:
     """A warp holds 512 numbers of a source, so that tiles of narrow rows need neither barriers nor copies."""
     rows = max(1, min(16, 512 // lanes))

@@ -42,12 +42,13 @@ def zeros(COUNT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
 
 
 @triton.jit
-def with_products(sums, sources, grads):
+def with_products(sums, sources, grads, place, there):
     """The sums with the product of every source and every gradient added."""
     found = ()
     for j in tl.static_range(len(sources)):
+        x = tl.load(sources[j] + place, mask=there, other=0.0).to(tl.float32)
         for i in tl.static_range(len(grads)):
-            found = found + (sums[j * len(grads) + i] + sources[j] * grads[i],)
+            found = found + (sums[j * len(grads) + i] + x * grads[i],)
     return found
 
 
@@ -69,24 +70,22 @@ def mix_forward(
     WIDTH: tl.constexpr, RESIDUAL_EACH: tl.constexpr, WRITE_EACH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Every result is a weighted sum of all sources, or without weights its own source, and of the update."""
-    n: tl.constexpr = len(sources)
-    K: tl.constexpr = len(results)
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    mixing = weights_of(residual, n * K, RESIDUAL_EACH, rows, n_rows)
-    writing = weights_of(write, K, WRITE_EACH, rows, n_rows)
+    mixing = weights_of(residual, len(sources) * len(results), RESIDUAL_EACH, rows, n_rows)
+    writing = weights_of(write, len(results), WRITE_EACH, rows, n_rows)
     for start in range(0, WIDTH, COLUMNS):
         columns = start + tl.arange(0, COLUMNS)[None, :]
         place, there = rows[:, None] * WIDTH + columns, (rows < n_rows)[:, None] & (columns < WIDTH)
         xs = load_all(sources, place, there)
         if update is not None:
             y = tl.load(update + place, mask=there, other=0.0).to(tl.float32)
-        for i in tl.static_range(K):
+        for i in tl.static_range(len(results)):
             if residual is None:
                 total = xs[i]
             else:
                 total = mixing[i] * xs[0]
-                for j in tl.static_range(1, n):
-                    total += mixing[j * K + i] * xs[j]
+                for j in tl.static_range(1, len(sources)):
+                    total += mixing[j * len(results) + i] * xs[j]
             if update is not None:
                 total += writing[i] * y
             tl.store(results[i] + place, total.to(results[i].dtype.element_ty), mask=there)
@@ -98,15 +97,13 @@ def mix_backward(
     WIDTH: tl.constexpr, RESIDUAL_EACH: tl.constexpr, WRITE_EACH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Gradients of all arguments. A program takes every so-many-th block of rows and sums over its own rows in order."""
-    n: tl.constexpr = len(sources)
-    K: tl.constexpr = len(grads)
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    by_residual = zeros(0 if grad_residual is None else n * K, ROWS, COLUMNS)
-    by_write = zeros(0 if grad_write is None else K, ROWS, COLUMNS)
+    by_residual = zeros(0 if grad_residual is None else len(sources) * len(grads), ROWS, COLUMNS)
+    by_write = zeros(0 if grad_write is None else len(grads), ROWS, COLUMNS)
     for block in range(tl.program_id(0), tl.cdiv(n_rows, ROWS), tl.num_programs(0)):
         rows = tl.zeros([ROWS], tl.int64) + block * ROWS + tl.arange(0, ROWS)
-        mixing = weights_of(residual, n * K, RESIDUAL_EACH, rows, n_rows)
-        writing = weights_of(write, K, WRITE_EACH, rows, n_rows)
+        mixing = weights_of(residual, len(sources) * len(grads), RESIDUAL_EACH, rows, n_rows)
+        writing = weights_of(write, len(grads), WRITE_EACH, rows, n_rows)
         if RESIDUAL_EACH:
             by_residual = zeros(len(by_residual), ROWS, COLUMNS)
         if WRITE_EACH:
@@ -116,18 +113,18 @@ def mix_backward(
             place, there = rows[:, None] * WIDTH + columns, (rows < n_rows)[:, None] & (columns < WIDTH)
             gs = load_all(grads, place, there)
             if grad_residual is not None:
-                by_residual = with_products(by_residual, load_all(sources, place, there), gs)
+                by_residual = with_products(by_residual, sources, gs, place, there)
             if grad_write is not None:
-                by_write = with_products(by_write, load_all((update,), place, there), gs)
+                by_write = with_products(by_write, (update,), gs, place, there)
             if residual is not None:
-                for j in tl.static_range(n):
-                    total = mixing[j * K] * gs[0]
-                    for i in tl.static_range(1, K):
-                        total += mixing[j * K + i] * gs[i]
+                for j in tl.static_range(len(sources)):
+                    total = mixing[j * len(grads)] * gs[0]
+                    for i in tl.static_range(1, len(grads)):
+                        total += mixing[j * len(grads) + i] * gs[i]
                     tl.store(results[j] + place, total.to(results[j].dtype.element_ty), mask=there)
             if update is not None:
                 total = writing[0] * gs[0]
-                for i in tl.static_range(1, K):
+                for i in tl.static_range(1, len(grads)):
                     total += writing[i] * gs[i]
                 tl.store(grad_update + place, total.to(grad_update.dtype.element_ty), mask=there)
         if RESIDUAL_EACH:
