@@ -79,8 +79,86 @@ BARRIERS = {
     "inverse_rms_backward": 0,
     "early_read_forward": 24,
     "early_read_backward": 36,
+    "delta_forward": 14,
+    "delta_backward": 26,
+    "mix_forward": 0,
+    "mix_backward": 60,
+    "sinkhorn_forward": 0,
+    "sinkhorn_backward": 0,
 }
 """At most in the code: more of them are copies of tiles through shared memory."""
+
+
+class Write(NamedTuple):
+    """A delta write, a mixing of streams, or Sinkhorn normalisation: channels or streams, width, and what comes with it."""
+
+    kernel: str
+    n: int
+    D: int = 0
+    options: str = ""
+    capability: int = 90
+
+
+WRITES = (
+    Write("delta_forward", 4, 2048),
+    Write("delta_forward", 1, 4096, capability=100),
+    Write("delta_backward", 4, 768),
+    Write("delta_backward", 1, 4096, capability=100),
+    Write("delta_backward", 4, 7168),
+    Write("mix_forward", 4, 4096, "update token"),
+    Write("mix_forward", 4, 7168, "read", 100),
+    Write("mix_backward", 4, 4096, "update token", 100),
+    Write("mix_backward", 4, 4096, "update"),
+    Write("mix_backward", 4, 4096, "update token identity"),
+    Write("mix_backward", 4, 96, "update token"),
+    Write("mix_backward", 4, 4096, "read token"),
+    Write("sinkhorn_forward", 4, options="exp"),
+    Write("sinkhorn_backward", 4, options="exp", capability=100),
+    Write("sinkhorn_backward", 4, options="exp_minus_max"),
+    Write("sinkhorn_backward", 3, options="softmax"),
+)
+
+
+def blocks_of(write: Write) -> launch.Blocks:
+    if write.kernel.startswith("delta"):
+        return launch.delta_blocks(launch.power_of_two(write.D))
+    if write.kernel.startswith("sinkhorn"):
+        return launch.sinkhorn_blocks()
+    return (launch.mix_blocks if write.kernel == "mix_forward" else launch.mix_backward_blocks)(write.D)
+
+
+def constants_of(kernel: Any, write: Write, blocks: launch.Blocks) -> dict[str, Any]:
+    each = "token" in write.options
+    values = {
+        "WIDTH": write.D,
+        "LANES": launch.power_of_two(write.D),
+        "EPS": 1e-5,
+        "ERASES": True,
+        "RESIDUAL_EACH": each and "identity" not in write.options,
+        "WRITE_EACH": each and "update" in write.options,
+        "SIZE": write.n,
+        "ROUNDS": 20,
+        "FIRST": 1,
+        "START": write.options,
+        "START_EPS": 1e-6,
+        "SUM_EPS": 1e-6,
+        "ROWS": blocks.rows,
+        "COLUMNS": blocks.columns,
+    }
+    return {name: values[name] for name in kernel.arg_names if name in values}
+
+
+def types_of(write: Write) -> dict[str, Any]:
+    """The types of a call in bfloat16, with logits and weights in float32."""
+    if write.kernel.startswith("sinkhorn"):
+        return {**dict.fromkeys(("logits", "results", "grad", "sums"), "*fp32"), "n_rows": "i32"}
+    rows, read = ("*bf16",) * write.n, ("*bf16",) * (1 if "read" in write.options else write.n)
+    types: dict[str, Any] = dict.fromkeys(("direction", "grad_direction"), "*bf16") | {"n_rows": "i32"}
+    types |= dict.fromkeys(("targets", "beta", "grad_targets", "grad_beta"), "*fp32")
+    types |= {"channels": rows, "sources": rows, "grads": read, "results": read if write.kernel == "mix_forward" else rows}
+    if "update" in write.options:
+        types |= dict.fromkeys(("update", "grad_update"), "*bf16") | dict.fromkeys(("write", "grad_write"), "*fp32")
+    return types if "identity" in write.options else types | dict.fromkeys(("residual", "grad_residual"), "*fp32")
 
 
 def constants(kernel: Any, shape: Shape, blocks: launch.Blocks) -> dict[str, Any]:
@@ -127,6 +205,25 @@ def arguments(kernel: Any, shape: Shape, queries: int) -> dict[str, Any]:
     return {name: types.get(name) for name in kernel.arg_names if name.islower()}
 
 
+@pytest.mark.parametrize("write", WRITES, ids=str)
+def test_a_write_fits(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mixing loads 8 bytes at a time where it has twenty sums in registers, and the entries of matrices lie apart."""
+    from tests.ops.gpu.cubin import resources
+    from twoaxis.ops.gpu import delta_kernels, sinkhorn_kernels, stream_kernels
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    kernel = {**vars(delta_kernels), **vars(sinkhorn_kernels), **vars(stream_kernels)}[write.kernel]
+    blocks = blocks_of(write)
+    given = {name: kind for name, kind in types_of(write).items() if name in kernel.arg_names}
+    found = resources(kernel, given, constants_of(kernel, write, blocks), blocks.warps, write.capability)
+    print(write, blocks, found)
+    assert found.stack == 0 and found.narrow == 0, found
+    assert (found.wide > 0) == (write.kernel in ("delta_forward", "delta_backward", "mix_forward")), found
+    threads = 32 * blocks.warps
+    assert REGISTERS // (threads * found.registers) * threads >= THREADS, found
+    assert found.barriers <= BARRIERS[write.kernel], found
+
+
 @pytest.mark.parametrize(("name", "shape"), [(name, shape) for name, shapes in CASES.items() for shape in shapes], ids=str)
 def test_a_kernel_fits(name: str, shape: Shape, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.ops.gpu.cubin import resources
@@ -165,7 +262,7 @@ def test_operators_give_kernels_what_these_take(tmp_path: Path, monkeypatch: pyt
     from triton.runtime import driver
     from triton.runtime.jit import JITFunction
 
-    from twoaxis.ops.gpu import depth_read_operator, two_phase_operator
+    from twoaxis.ops.gpu import delta_operator, depth_read_operator, sinkhorn_operator, stream_operator, two_phase_operator
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     compiled: list[tuple[str, int]] = []
@@ -190,6 +287,17 @@ def test_operators_give_kernels_what_these_take(tmp_path: Path, monkeypatch: pyt
     _, scores, totals = depth_read_operator._read(query, sources[:1], factors[:1], early, None, None, 1, False)
     saved = query, sources[:1], factors[:1], early, None, scores, totals, [], 0, 0b1, False, False, 1
     depth_read_operator._read_backward(sources[0], *saved)
+    compiled_reads = len(compiled)
+    small = torch.zeros(2, 1, 8), torch.zeros(1, 8)
+    delta_operator._write(sources[:2], sources[2], *small, 1e-5, True)
+    delta_operator._write_backward(sources[:2], sources[:2], sources[2], *small, 1e-5, True)
+    residual, write = torch.zeros(2, 2, 1, 8), torch.zeros(1, 2)
+    stream_operator._mix(sources[:2], sources[2], residual, write)
+    stream_operator._mix_backward(sources[:2], sources[:2], sources[2], residual, write, True, True)
+    stream_operator._mix_backward(sources[:1], sources[:2], None, residual[:, :1], None, False, False)
+    sinkhorn_operator._sinkhorn(residual, 2, 1, "softmax", 0.0, 1e-6)
+    sinkhorn_operator._sinkhorn_backward(residual, residual, 2, 1, "exp", 0.0, 0.0)
     one, two = ["depth_read_forward", "depth_read_backward"], ["early_read_forward", "early_read_backward"]
-    assert [name for name, _ in compiled] == [*one, *two, *one]
-    assert all(copies for _, copies in compiled), "sources are loaded ahead, 16 bytes at a time"
+    writes = ["delta_forward", "delta_backward", "mix_forward", *["mix_backward"] * 2, "sinkhorn_forward", "sinkhorn_backward"]
+    assert [name for name, _ in compiled] == [*one, *two, *one, *writes]
+    assert all(copies for _, copies in compiled[:compiled_reads]), "sources are loaded ahead, 16 bytes at a time"
