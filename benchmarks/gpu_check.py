@@ -76,6 +76,13 @@ STAGES = (
         item_seconds=8.0,
     ),
     Stage(
+        "Write kernels",
+        "benchmarks.gpu.write_kernels",
+        "The same of delta writes, mixing of streams and Sinkhorn, beside what `torch.compile` makes of their plain forms.",
+        0.53,
+        item_seconds=8.0,
+    ),
+    Stage(
         "Operators",
         "benchmarks.gpu.kernels",
         "Forward and backward in turns, ratios to the first candidate of each shape, medians of 7 rounds.",

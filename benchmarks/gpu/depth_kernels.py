@@ -143,20 +143,18 @@ def reads(settings: Settings, n: int, D: int) -> list[Row]:
 
     usual: Ways = {"kernels": (forward, nullcontext), "torch's engine": (forward, launch.without_kernels)}
     others: Ways = {name: (forward, scope) for name, scope in _other_blocks("read_blocks", n, D)}
-    rows = _timed(f"read forward, S={n}, D={D}", usual | others, settings, (n + 1) * array, copied)
+    rows = timed(f"read forward, S={n}, D={D}", usual | others, settings, (n + 1) * array, copied)
     usual = {"kernels": (both, nullcontext), "torch's engine": (both, launch.without_kernels)}
-    rows += _timed(f"read and its backward, S={n}, D={D}", usual, settings, (3 * n + 2) * array, copied)
+    rows += timed(f"read and its backward, S={n}, D={D}", usual, settings, (3 * n + 2) * array, copied)
     if not launch.served(sources[0]):
         return rows
     alone, passing = (
         _backward(query, sources, factors, grad, passed) for passed in ([], [torch.randn_like(v) for v in sources])
     )
     others = {name: (alone, scope) for name, scope in _other_blocks("read_backward_blocks", n, D)}
-    rows += _timed(
-        f"backward, S={n}, D={D}", {"kernels": (alone, nullcontext), **others}, settings, (2 * n + 1) * array, copied
-    )
+    rows += timed(f"backward, S={n}, D={D}", {"kernels": (alone, nullcontext), **others}, settings, (2 * n + 1) * array, copied)
     what = f"backward, added to gradients of later readers, S={n}, D={D}"
-    return rows + _timed(what, {"kernels": (passing, nullcontext)}, settings, (3 * n + 1) * array, copied)
+    return rows + timed(what, {"kernels": (passing, nullcontext)}, settings, (3 * n + 1) * array, copied)
 
 
 def _backward(query: Tensor, sources: list[Tensor], factors: list[Tensor], grad: Tensor, passed: list[Tensor]) -> Call:
@@ -214,7 +212,7 @@ def factors_of_a_source(settings: Settings) -> list[Row]:
         return torch.autograd.grad((factor, source), v, (by_factor, passed))
 
     ways: Ways = {"kernels": (both, nullcontext), "torch's engine": (both, launch.without_kernels)}
-    return _timed(f"inverse rms and its backward, D={D}", ways, settings, 4 * N * D * v.element_size(), copy_rate(settings))
+    return timed(f"inverse rms and its backward, D={D}", ways, settings, 4 * N * D * v.element_size(), copy_rate(settings))
 
 
 def readers(settings: Settings, D: int) -> list[Row]:
@@ -246,7 +244,7 @@ def readers(settings: Settings, D: int) -> list[Row]:
     calls["torch's engine, two-phase"] = (step(phases), launch.without_kernels)
     array = N * D * sources[0].element_size()
     # Two-phase at the least: the sources once, the mixtures in float32 and what is made of them, and the same backward.
-    return _timed(f"8 readers of 8 sources, D={D}", calls, settings, (n + 3 * Q + 2 * n + 3 * Q) * array, copy_rate(settings))
+    return timed(f"8 readers of 8 sources, D={D}", calls, settings, (n + 3 * Q + 2 * n + 3 * Q) * array, copy_rate(settings))
 
 
 def copy_rate(settings: Settings) -> float:
@@ -256,7 +254,7 @@ def copy_rate(settings: Settings) -> float:
     return 4 * numbers / (1e-6 * statistics.median(_microseconds(lambda: target.copy_(source), settings)))
 
 
-def _timed(what: str, calls: Ways, settings: Settings, least_bytes: float, copied: float) -> list[Row]:
+def timed(what: str, calls: Ways, settings: Settings, least_bytes: float, copied: float) -> list[Row]:
     """A row per candidate; one that fails has its error in place of numbers."""
     rows: list[Row] = []
     for name, (call, scope) in calls.items():

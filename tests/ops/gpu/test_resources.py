@@ -121,7 +121,7 @@ WRITES = (
 
 def blocks_of(write: Write) -> launch.Blocks:
     if write.kernel.startswith("delta"):
-        return launch.delta_blocks(launch.power_of_two(write.D))
+        return launch.row_blocks(launch.power_of_two(write.D))
     if write.kernel.startswith("sinkhorn"):
         return launch.sinkhorn_blocks()
     return (launch.mix_blocks if write.kernel == "mix_forward" else launch.mix_backward_blocks)(write.D)

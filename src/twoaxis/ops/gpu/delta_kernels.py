@@ -7,12 +7,7 @@ tensors of exact length and stream by, while the direction stays. Every load is 
 import triton
 import triton.language as tl
 
-
-@triton.jit
-def tile_of(rows, n_rows, WIDTH: tl.constexpr, LANES: tl.constexpr):
-    """The places of whole rows, [rows, lanes], and which of them exist."""
-    columns = tl.arange(0, LANES)[None, :]
-    return rows[:, None] * WIDTH + columns, (rows < n_rows)[:, None] & (columns < WIDTH)
+from twoaxis.ops.gpu.norm_kernels import row_tile
 
 
 @triton.jit
@@ -35,13 +30,12 @@ def delta_forward(
     WIDTH: tl.constexpr, LANES: tl.constexpr, EPS: tl.constexpr, ERASES: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Moves the component of every channel towards its target."""
-    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    place, there = tile_of(rows, n_rows, WIDTH, LANES)
+    rows, inside, place, there = row_tile(n_rows, tl.program_id(0), WIDTH, LANES, ROWS)
     u, factor = direction_of(direction, place, there, EPS)
-    step = factor * tl.load(beta + rows, mask=rows < n_rows, other=0.0).to(tl.float32)
+    step = factor * tl.load(beta + rows, mask=inside, other=0.0).to(tl.float32)
     for c in tl.static_range(len(channels)):
         x = tl.load(channels[c] + place, mask=there, other=0.0).to(tl.float32)
-        target = tl.load(targets + (tl.zeros_like(rows) + n_rows) * c + rows, mask=rows < n_rows, other=0.0).to(tl.float32)
+        target = tl.load(targets + (tl.zeros_like(rows) + n_rows) * c + rows, mask=inside, other=0.0).to(tl.float32)
         error, _ = error_of(x, u, factor, target, ERASES)
         written = x + (step * error)[:, None] * u
         tl.store(results[c] + place, written.to(results[c].dtype.element_ty), mask=there)
@@ -53,9 +47,7 @@ def delta_backward(
     WIDTH: tl.constexpr, LANES: tl.constexpr, EPS: tl.constexpr, ERASES: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Gradients of all arguments, each of them of its own row."""
-    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    inside = rows < n_rows
-    place, there = tile_of(rows, n_rows, WIDTH, LANES)
+    rows, inside, place, there = row_tile(n_rows, tl.program_id(0), WIDTH, LANES, ROWS)
     u, factor = direction_of(direction, place, there, EPS)
     gate = tl.load(beta + rows, mask=inside, other=0.0).to(tl.float32)
     by_u = tl.zeros([ROWS, LANES], tl.float32)

@@ -202,7 +202,7 @@ def read_backward_blocks(lanes: int, n_sources: int, itemsize: int) -> Blocks:
 
 
 def row_blocks(lanes: int) -> Blocks:
-    """The blocks of what takes one tensor, row by row."""
+    """The blocks of what takes tensors one by one, in whole rows: norms and delta writes."""
     rows, warps = _rows_and_warps(lanes)
     return Blocks(rows, 1, warps, 1)
 
