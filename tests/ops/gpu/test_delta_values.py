@@ -98,6 +98,8 @@ def test_only_the_gradients_that_are_asked_for_and_a_channel_that_nobody_reads()
     exact = write(wide, "delta", "reference")
     want = torch.autograd.grad(exact[0].square().sum(), [wide[2], wide[3]])
     assert all(error(a, b) <= GRADIENTS for a, b in zip(got, want, strict=True))
+    with torch.no_grad():
+        assert all(map(torch.equal, write([*given[:2], beta, first, given[4]], "delta", "fused"), written))
 
 
 def test_a_value_that_is_no_number_stays_in_its_row() -> None:

@@ -222,6 +222,8 @@ def test_a_write_fits(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     threads = 32 * blocks.warps
     assert REGISTERS // (threads * found.registers) * threads >= THREADS, found
     assert found.barriers <= BARRIERS[write.kernel], found
+    # Threads of Sinkhorn read back what they have written, which loads through shared memory could overtake.
+    assert found.shared == 0 or not write.kernel.startswith("sinkhorn"), found
 
 
 @pytest.mark.parametrize(("name", "shape"), [(name, shape) for name, shapes in CASES.items() for shape in shapes], ids=str)

@@ -110,3 +110,5 @@ def test_it_is_one_graph_and_the_operators_keep_what_torch_asks_of_them() -> Non
         matrix = function(leaf)
         found.append([matrix, *torch.autograd.grad(matrix.square().sum(), [leaf])])
     assert all(map(torch.equal, *found))
+    with torch.no_grad():
+        assert torch.equal(sinkhorn(logits, Sinkhorn(2)), found[0][0])

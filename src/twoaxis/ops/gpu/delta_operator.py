@@ -118,4 +118,6 @@ def write(
     channels: Sequence[Tensor], direction: Tensor, targets: Tensor, beta: Tensor, eps: float, erases: bool
 ) -> tuple[Tensor, ...]:
     """Computes `delta_writes` with kernels."""
+    if not torch.is_grad_enabled():
+        return tuple(torch.ops.twoaxis.delta_write(list(channels), direction, targets, beta, eps, erases))
     return _DeltaWrite.apply(direction, targets, beta, eps, erases, *channels)

@@ -83,4 +83,5 @@ def serves(logits: Tensor, start: str) -> bool:
 
 def normalise(logits: Tensor, rounds: int, first_axis: int, start: str, start_eps: float, sum_eps: float) -> Tensor:
     """Computes `sinkhorn` with kernels."""
-    return _Sinkhorn.apply(logits, (rounds, first_axis, start, start_eps, sum_eps))
+    options = rounds, first_axis, start, start_eps, sum_eps
+    return _Sinkhorn.apply(logits, options) if torch.is_grad_enabled() else torch.ops.twoaxis.sinkhorn(logits, *options)

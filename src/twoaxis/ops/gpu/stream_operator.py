@@ -163,4 +163,6 @@ def serves(
 
 def mix(streams: Sequence[Tensor], update: Tensor | None, residual: Tensor | None, write: Tensor | None) -> tuple[Tensor, ...]:
     """Computes `mix_pieces` of whole streams with kernels."""
+    if not torch.is_grad_enabled():
+        return tuple(torch.ops.twoaxis.mix_streams(list(streams), update, residual, write))
     return _MixStreams.apply(update, residual, write, *streams)
