@@ -106,7 +106,7 @@ WRITES = (
     Write("delta_backward", 1, 4096, capability=100),
     Write("delta_backward", 4, 7168),
     Write("mix_forward", 4, 4096, "update token"),
-    Write("mix_forward", 4, 7168, "read", 100),
+    Write("mix_forward", 10, 7168, "read", 100),
     Write("mix_backward", 4, 4096, "update token", 100),
     Write("mix_backward", 4, 4096, "update"),
     Write("mix_backward", 4, 4096, "update token identity"),

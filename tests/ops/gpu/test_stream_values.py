@@ -152,6 +152,9 @@ def test_what_kernels_cannot_hold_runs_in_the_torch_engine() -> None:
     assert not stream_operator.serves(streams, update, residual[..., :1], write, 1)
     residual, write, update, *streams = tensors(Case(5, 48, "token", "token"))
     assert not stream_operator.serves(streams, update, residual, write, 1)
+    many, *streams = tensors(Case(11, 48, "static", "none", results=1))
+    assert not stream_operator.serves(streams, None, many, None, 1)
+    assert stream_operator.serves(streams[1:], None, many[1:], None, 1)
 
 
 def test_it_is_one_graph_and_the_operators_keep_what_torch_asks_of_them() -> None:

@@ -14,6 +14,9 @@ from twoaxis.ops.gpu import launch
 MOST_WEIGHTS = 20
 """Sums that a program of the backward pass holds: four streams and an update that are mixed to four."""
 
+MOST_TENSORS = 10
+"""Streams and update together, as many as the loads of a program find registers for."""
+
 
 def _empty(x: Tensor) -> Tensor:
     return torch.empty(x.shape, dtype=x.dtype, device=x.device)
@@ -157,7 +160,7 @@ def serves(
     shape = streams[0].shape
     alike = all(x.shape == shape for x in given) and all(x.dtype == streams[0].dtype for x in streams)
     alike = alike and all(one.ndim == 2 or one.shape[2:] == shape[:-1] for one in weights)
-    few = len(given) * weights[0].shape[1] <= MOST_WEIGHTS
+    few = len(given) <= MOST_TENSORS and len(given) * weights[0].shape[1] <= MOST_WEIGHTS
     return alike and few and all(map(launch.served, (*given, *weights)))
 
 
