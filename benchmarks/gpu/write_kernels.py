@@ -6,6 +6,7 @@ Letters: N tokens, D width, C channels, n streams. An array is N D numbers of bf
 import itertools
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,8 +33,12 @@ def items(settings: Settings) -> Items:
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         found[f"writes right in {str(dtype).removeprefix('torch.')}"] = lambda dtype=dtype: rightness(settings, dtype)
     for D in settings.pick((4096, 2048, 7168), (16,)):
-        found[f"delta writes and streams, D={D}"] = lambda D=D: writes(settings, D)
-    found["Sinkhorn"] = lambda: matrices(settings)
+        found[f"delta writes and streams, D={D}"] = lambda D=D: speed(settings, _shapes(settings, D))
+    found["Sinkhorn"] = lambda: speed(settings, [_matrices(settings)])
+    if settings.on_gpu:
+        found["Sinkhorn, compiled"] = lambda: compiled(settings, _matrices(settings))
+        for index, name in ((0, "delta write"), (2, "mixing"), (3, "read")):
+            found[f"{name}, compiled"] = lambda index=index: compiled(settings, _shapes(settings, 4096)[index])
     return found
 
 
@@ -101,50 +106,64 @@ def _checked(settings: Settings, dtype: torch.dtype, what: str, function: Functi
     return {"what": f"{what}, {dtype}", "results": max(errors[:n]), "gradients": max(errors[n:]), "ok": ok and same}
 
 
-def writes(settings: Settings, D: int) -> list[Row]:
-    """Forward, and forward with backward; by the kernels' design the arrays that move at the least are these."""
-    N, rows = settings.pick(8192, 32), []
-    shapes: list[tuple[str, Function, list[Tensor], int, int]] = []
+class Shape(NamedTuple):
+    """What is timed: leaves that are mixed or written by a function, and the bytes that move at the least."""
+
+    what: str
+    function: Function
+    leaves: list[Tensor]
+    forward_bytes: int
+    backward_bytes: int
+
+
+def _shapes(settings: Settings, D: int) -> list[Shape]:
+    """Delta writes, and mixing and reads of four streams; the arrays that move are those of the kernels' design."""
+    N = settings.pick(8192, 32)
+    array, found = 2 * N * D, []
     for C in (1, 4):
         leaves = _delta_leaves(settings, torch.bfloat16, C, N, D)
-        shapes.append((f"delta write, C={C}", delta, leaves, 2 * C + 1, 3 * C + 2))
+        found.append(Shape(f"delta write, C={C}, D={D}", delta, leaves, (2 * C + 1) * array, (3 * C + 2) * array))
     for each in (True, False):
         leaves = _stream_leaves(settings, torch.bfloat16, 4, N, D, each)
-        what = f"4 streams, weights {'per token' if each else 'for all'}"
-        shapes.append((f"mixing of {what}", mixing, leaves, 9, 14))
-        shapes.append((f"read of {what}", reading, [leaves[0][:, :1].clone(), *leaves[3:]], 5, 9))
-    for (what, function, leaves, forward, backward), both in itertools.product(shapes, (False, True)):
-        least = (forward + backward * both) * N * D * 2
-        name = f"{what}{' and its backward' if both else ''}, D={D}"
-        rows += timed(name, _ways(settings, function, leaves, both), settings, least, copy_rate(settings))
-    return rows
+        what = f"4 streams, weights {'per token' if each else 'for all'}, D={D}"
+        found.append(Shape(f"mixing of {what}", mixing, leaves, 9 * array, 14 * array))
+        reads = [leaves[0][:, :1].clone(), *leaves[3:]]
+        found.append(Shape(f"read of {what}", reading, reads, 5 * array, 9 * array))
+    return found
 
 
-def matrices(settings: Settings) -> list[Row]:
+def _matrices(settings: Settings) -> Shape:
     """Matrices of four streams, twenty rounds: latency rather than bytes."""
-    logits, rows = torch.randn(4, 4, 1, settings.pick(8192, 32), device=settings.device), []
-    for both in (False, True):
-        least = logits.numel() * logits.element_size() * (5 if both else 2)
-        name = f"Sinkhorn{' and its backward' if both else ''}"
-        rows += timed(name, _ways(settings, _rounds("exp"), [logits], both), settings, least, copy_rate(settings))
+    logits = torch.randn(4, 4, 1, settings.pick(8192, 32), device=settings.device)
+    array = logits.numel() * logits.element_size()
+    return Shape("Sinkhorn, 20 rounds", _rounds("exp"), [logits], 2 * array, 3 * array)
+
+
+def speed(settings: Settings, shapes: Sequence[Shape]) -> list[Row]:
+    """Forward, and forward with backward: kernels and torch's engine."""
+    rows, copied = [], copy_rate(settings)
+    for shape, both in itertools.product(shapes, (False, True)):
+        call = _step(shape, both, shape.function, "fused")
+        ways: Ways = {"kernels": (call, nullcontext), "torch's engine": (call, launch.without_kernels)}
+        least = shape.forward_bytes + shape.backward_bytes * both
+        rows += timed(f"{shape.what}{' and its backward' if both else ''}", ways, settings, least, copied)
     return rows
 
 
-def _ways(settings: Settings, function: Function, given: Sequence[Tensor], both: bool) -> Ways:
-    leaves = [one.detach().requires_grad_(both) for one in given]
-    grads = [torch.randn_like(x) for x in function(leaves, "fused")]
-
-    def step(impl: Impl, called: Callable[..., tuple[Tensor, ...]]) -> Call:
-        if both:
-            return lambda: torch.autograd.grad(called(leaves, impl), leaves, grads)
-        return lambda: called(leaves, impl)
-
+def compiled(settings: Settings, shape: Shape) -> list[Row]:
+    """Forward with backward: kernels, and what inductor makes of the plain form."""
+    made = torch.compile(shape.function, fullgraph=True, dynamic=False)
     ways: Ways = {
-        "kernels": (step("fused", function), nullcontext),
-        "torch's engine": (step("fused", function), launch.without_kernels),
+        "kernels": (_step(shape, True, shape.function, "fused"), nullcontext),
+        "plain form, compiled": (_step(shape, True, made, "reference"), nullcontext),
     }
-    if settings.on_gpu:
-        # What inductor makes of the plain form.
-        compiled = torch.compile(function, fullgraph=True, dynamic=False)
-        ways["plain form, compiled"] = (step("reference", compiled), launch.without_kernels)
-    return ways
+    least = shape.forward_bytes + shape.backward_bytes
+    return timed(f"{shape.what} and its backward, compiled", ways, settings, least, copy_rate(settings))
+
+
+def _step(shape: Shape, both: bool, function: Callable[..., tuple[Tensor, ...]], impl: Impl) -> Call:
+    leaves = [one.detach().requires_grad_(both) for one in shape.leaves]
+    if not both:
+        return lambda: function(leaves, impl)
+    grads = [torch.randn_like(x) for x in function(leaves, impl)]
+    return lambda: torch.autograd.grad(function(leaves, impl), leaves, grads)
