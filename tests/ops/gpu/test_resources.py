@@ -82,7 +82,7 @@ BARRIERS = {
     "delta_forward": 14,
     "delta_backward": 26,
     "mix_forward": 0,
-    "mix_backward": 60,
+    "mix_backward": 0,
     "sinkhorn_forward": 0,
     "sinkhorn_backward": 0,
 }

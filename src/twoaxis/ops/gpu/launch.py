@@ -235,10 +235,11 @@ def mix_blocks(width: int) -> Blocks:
 def mix_backward_blocks(width: int) -> Blocks:
     """The blocks of its backward pass: four numbers of each of at most twenty sums per thread.
 
-    The number of programs does not depend on the device, so that sums over rows are the same on all.
+    One warp needs no barriers for its sums. The number of programs does not depend on the device, so that sums over rows are
+    the same on all.
     """
-    columns = min(512, max(128, power_of_two(width)))
-    return Blocks(512 // columns, 1, 4, 1, 512, columns=columns)
+    columns = min(128, max(32, power_of_two(width)))
+    return Blocks(128 // columns, 1, 1, 1, 2048, columns=columns)
 
 
 def sinkhorn_blocks() -> Blocks:
