@@ -1,5 +1,6 @@
 """Keeps pytest from importing what needs an extra that is absent, to look for examples there."""
 
+import gc
 import importlib.util
 
 SOURCE, TESTS = "src/twoaxis/interop", "tests/interop"
@@ -15,3 +16,6 @@ collect_ignore = [path for library, paths in NEEDS.items() if importlib.util.fin
 
 # Kernels have no examples, and Triton takes long to load.
 collect_ignore_glob = ["src/twoaxis/ops/gpu/*_kernels.py"]
+
+# Collection makes much and drops little; `pytest_collection_finish` switches the search for garbage on again.
+gc.disable()

@@ -124,6 +124,12 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(100_000, 50, 50)
+    gc.enable()
+
+
+def pytest_unconfigure() -> None:
+    """Leaves everything out of the search for garbage with which Python ends."""
+    gc.freeze()
 
 
 def pytest_report_header(config: pytest.Config) -> str:

@@ -114,6 +114,8 @@ def _serve(connection: Connection, settings: Settings) -> None:
             try:
                 if module not in stages:
                     stages[module] = importlib.import_module(module).items(settings)
+                    # Behind every item, garbage is searched for in what is new alone.
+                    gc.freeze()
                 answer, error = (list(stages[module]) if item is None else stages[module][item]()), ""
             except Exception as failure:
                 answer, error = None, one_line(failure)

@@ -1,5 +1,7 @@
 """The command `twoaxis`: its verbs, and how errors end it."""
 
+import atexit
+import gc
 import io
 import os
 import sys
@@ -85,6 +87,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Args:
         arguments: the words after `twoaxis`; None takes them from the process.
     """
+    if arguments is None:
+        # Python searches everything for garbage when it ends, twice, which takes as long as many verbs.
+        atexit.register(gc.freeze)
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]

@@ -5,6 +5,7 @@ answer is an error message or tensors by name in the format of safetensors, with
 """
 
 import atexit
+import gc
 import importlib
 import json
 import os
@@ -108,6 +109,10 @@ def _serve() -> None:
     store = dist.FileStore(meeting, RANKS)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS, timeout=timedelta(seconds=WAIT_SECONDS))
     mesh = dist.init_device_mesh("cpu", (RANKS,))
+    # Sharding and recomputation would import it later; no search for garbage walks through what was imported.
+    importlib.import_module("torch._dynamo")
+    gc.freeze()
+    gc.set_threshold(100_000, 50, 50)
     for line in sys.stdin.buffer:
         question = json.loads(line)
         try:
