@@ -11,6 +11,8 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+
 from twoaxis import DEPTH, SEQUENCE, ConfigError, Decoder, DecoderConfig
 from twoaxis.core.registry import Row, Table
 from twoaxis.interop.engines import REASONS, obstacles
@@ -194,13 +196,15 @@ def pair(depth: Any, sequence: Any, **fields: Any) -> DecoderConfig:
     return DecoderConfig(depth=depth, blocks=((sequence, "swiglu"),), **sizes)
 
 
+@cache
 def answer(depth: Any, sequence: Any) -> tuple[str, ...]:
     """The reasons why an engine cannot run this pair; empty if it can."""
     try:
         config = pair(depth, sequence)
     except ConfigError:
         return (UNBUILT,)
-    found = {obstacle.reason for obstacle in obstacles(Decoder(config))}
+    with torch.device("meta"):
+        found = {obstacle.reason for obstacle in obstacles(Decoder(config))}
     return tuple(reason for reason in REASONS if reason in found)
 
 

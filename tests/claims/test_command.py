@@ -33,7 +33,7 @@ def test_ends_with_a_table_of_verdicts(capsys: pytest.CaptureFixture[str], tmp_p
 @pytest.mark.parametrize("columns", [80, 100, 300])
 def test_lines_fit_the_terminal(columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
-    assert main(["claims", "8", "12", "13", "14"]) in (0, 1)
+    assert main(["claims", "8", "13", "14", "15"]) in (0, 1)
     lines = capsys.readouterr().out.splitlines()
     assert 60 < max(map(len, lines)) <= min(columns, 110)
     # The rule by which a claim is decided is printed with it.
@@ -41,10 +41,10 @@ def test_lines_fit_the_terminal(columns: int, capsys: pytest.CaptureFixture[str]
 
 
 def test_verdicts_are_the_same_in_any_folder(capsys: pytest.CaptureFixture[str], tmp_path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
-    main(["claims", "12", "13", "14", "15", "16", "--json"])
+    main(["claims", "13", "14", "15", "16", "--json"])
     here = capsys.readouterr().out
     monkeypatch.chdir(tmp_path)
-    main(["claims", "12", "13", "14", "15", "16", "--json"])
+    main(["claims", "13", "14", "15", "16", "--json"])
     assert capsys.readouterr().out == here
 
 

@@ -219,7 +219,7 @@ def test_calibrate_prints_ceilings_and_errors_and_keeps_a_device(
     captured = capsys.readouterr()
     assert "copy of 1 MB" in captured.out and "2.00" in captured.out and "off by a factor of 2.00" in captured.out
     assert "left out, for lack of time: a long one" in captured.out and "measuring" in captured.err
-    assert main(["plan", model, "--hardware", str(path), "--gpus", "1", "--batch", "4", "--json"]) == 0
+    assert main(["plan", model, "--hardware", str(path), "--gpus", "1", "--goal", "shortcut", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["setting"]["device"] == "this-machine"
     assert main(["plan", "--calibrate", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["predictions"][0]["ratio"] == 2.0

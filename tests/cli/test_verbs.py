@@ -14,6 +14,8 @@ from twoaxis.cli import main
 from twoaxis.data.tokenizer import ByteTokenizer
 from twoaxis.train import save_trained
 
+from ..fresh import run_fresh
+
 VERBS = (
     "list",
     "show",
@@ -312,11 +314,34 @@ def test_module_is_the_command():
     assert found.stderr == "twoaxis: unknown mixer 'deep_delt'; did you mean 'deep_delta'?\n"
 
 
-@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
-def test_without_standard_output_a_success_is_one(closed, recipe, tmp_path):
-    command = f"{sys.executable} -m twoaxis train {recipe} --run {tmp_path / 'run'} {closed}"
+def test_without_both_outputs_a_success_is_one(recipe, tmp_path):
+    command = f"{sys.executable} -m twoaxis train {recipe} --run {tmp_path / 'run'} >&- 2>&-"
     assert subprocess.run(command, shell=True, capture_output=True, check=False).returncode == 0
     assert (tmp_path / "run" / "result.json").is_file()
+
+
+WITHOUT_AN_OUTPUT = """import os
+import sys
+
+import torch._dynamo
+
+from twoaxis.cli import main
+
+for number, name in ((1, "stdout"), (2, "stderr")):
+    if not (process := os.fork()):
+        # As an interpreter starts that is given none.
+        os.close(number)
+        setattr(sys, name, None)
+        setattr(sys, f"__{name}__", None)
+        os._exit(main(["train", sys.argv[1], "--run", os.path.join(sys.argv[2], name)]))
+    assert os.waitpid(process, 0)[1] == 0, name
+"""
+
+
+def test_without_one_output_a_success_is_one(recipe, tmp_path):
+    found = run_fresh(WITHOUT_AN_OUTPUT, str(recipe), str(tmp_path))
+    assert found.returncode == 0, found.stderr
+    assert all((tmp_path / name / "result.json").is_file() for name in ("stdout", "stderr"))
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,14 @@ ROWS = [
     ("plain-residual", "adds 12.5 MB of every update to one stream", "12.34 ms", "1,234.5 MB", "+0.0 %"),
     ("a-method-with-a-long-name", "says_a_very_long_word once", "1.2 s", "8 kB", "\N{MINUS SIGN}1.25 %"),
 ]
+
+MODEL = """
+vocab_size = 512
+d_model = 256
+n_layers = 2
+max_seq_len = 512
+blocks = [[{ kind = "attention", n_heads = 4 }, "swiglu"]]
+"""
 
 
 def printed(capsys: pytest.CaptureFixture[str], width: int | None = None) -> list[str]:
@@ -67,12 +76,16 @@ def strange(data: Any, place: str = "") -> list[str]:
         ["list", "--design"],
         ["show", "deep_delta"],
         ["show", "canon"],
-        ["plan", "gpt-124m", "--gpus", "1", "--goal", "local-mixing"],
+        ["plan", "small.toml", "--gpus", "1", "--goal", "local-mixing"],
     ],
     ids=" ".join,
 )
-def test_json_has_snake_case_keys_and_numbers_as_numbers(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_has_snake_case_keys_and_numbers_as_numbers(
+    words: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Catches JSON that is the table for people in braces."""
+    (tmp_path / "small.toml").write_text(MODEL)
+    monkeypatch.chdir(tmp_path)
     assert main([*words, "--json"]) == 0
     assert strange(json.loads(capsys.readouterr().out)) == []
 
