@@ -54,6 +54,7 @@ def test_python_block_runs(capsys, tmp_path, monkeypatch):
     (block,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     monkeypatch.setattr("twoaxis.study.running.engine.LocalEngine", EngineWithoutProcesses)
     monkeypatch.setattr("twoaxis.study.running._process_timer", lambda folder, progress: measure)
+    monkeypatch.setattr("twoaxis.study.timing.ROUNDS", 1)
     monkeypatch.chdir(tmp_path)
     exec(compile(block, "README.md", "exec"), {})
     answer, text = capsys.readouterr().out.split("\n", 1)
