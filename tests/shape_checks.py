@@ -3,14 +3,14 @@
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jaxtyping
 from torch import Tensor, nn
 
 _check: Any = jaxtyping.jaxtyped
-_FINDERS: dict[type, Callable[[Any, bool], Any]] = {}
+_FINDERS: dict[type, Callable[[Any, bool, list[Any]], None] | None] = {}
 _MODULES: dict[Any, int] = {}
 _KIND = "_kind_of_shapes"
 """Where a module keeps its kind, which is slow to find."""
@@ -42,9 +42,12 @@ def _once_per_kind(plain: Callable[..., Any], check: Callable[[], Callable[..., 
     @functools.wraps(plain)
     def called(*args: Any, **named: Any) -> Any:
         nonlocal checked
-        kinds = tuple(map(kind, args[skipped:] if skipped else args))
+        found: list[Any] = []
+        _add_kinds(args[skipped:] if skipped else args, True, found)
         if named:
-            kinds += tuple(named), *map(kind, named.values())
+            found.append(tuple(named))
+            _add_kinds(named.values(), True, found)
+        kinds = tuple(found)
         if kinds in passed:
             return plain(*args, **named)
         # Made at the first call, when all annotations can be resolved; most functions are called by few tests.
@@ -56,38 +59,56 @@ def _once_per_kind(plain: Callable[..., Any], check: Callable[[], Callable[..., 
     return called
 
 
-def kind(value: Any, numbers: bool = True) -> Any:
-    """What shapes can depend on: two arguments of one kind pass or fail a check together.
+def _add_kinds(values: Iterable[Any], numbers: bool, found: list[Any]) -> None:
+    """Adds what shapes can depend on: arguments of equal kinds pass or fail a check together.
 
-    Numbers inside other objects are left out: there they count tokens, which differ at every step of generation.
+    All in one list and one loop, for every call of every function is looked at. Numbers inside other objects are left out:
+    there they count tokens, which differ at every step of generation.
     """
-    of_type = type(value)
-    if of_type is Tensor or of_type is nn.Parameter:
-        return value.shape, value.dtype
-    find = _FINDERS.get(of_type) or _FINDERS.setdefault(of_type, _finder(of_type))
-    return find(value, numbers)
+    for value in values:
+        of_type = type(value)
+        if of_type is Tensor or of_type is nn.Parameter:
+            found.append(value.shape)
+            found.append(value.dtype)
+        elif of_type is int or of_type is bool or of_type is str:
+            found.append(value if numbers else of_type)
+        elif of_type is tuple or of_type is list:
+            found.append((of_type, len(value)))
+            _add_kinds(value, numbers, found)
+        else:
+            add = _FINDERS[of_type] if of_type in _FINDERS else _FINDERS.setdefault(of_type, _finder(of_type))
+            if add is None:
+                found.append(of_type)
+            else:
+                add(value, numbers, found)
 
 
-def _finder(of_type: type) -> Callable[[Any, bool], Any]:
-    """How the kind of a value of this type is found."""
-    if of_type in (int, bool, str):
-        return lambda value, numbers: value if numbers else of_type
-    if of_type is tuple or of_type is list:
-        return lambda value, numbers: (of_type, *[kind(entry, numbers) for entry in value])
+def _finder(of_type: type) -> Callable[[Any, bool, list[Any]], None] | None:
+    """How the kind of a value of this type is added; None where it is the type."""
     if issubclass(of_type, nn.Module):
-        return lambda value, numbers: value.__dict__.get(_KIND) or value.__dict__.setdefault(_KIND, _kind_of_module(value))
+        return lambda value, numbers, found: found.append(value.__dict__.get(_KIND) or _kind_of_module(value))
     if issubclass(of_type, Tensor):
-        return lambda value, numbers: (of_type, value.shape, value.dtype)
+        return lambda value, numbers, found: found.extend((of_type, value.shape, value.dtype))
     if issubclass(of_type, dict):
-        return lambda value, numbers: (of_type, *[(key, kind(entry, numbers)) for key, entry in value.items()])
+
+        def add_dict(value: Any, numbers: bool, found: list[Any]) -> None:
+            found.append((of_type, *value))
+            _add_kinds(value.values(), numbers, found)
+
+        return add_dict
     if dataclasses.is_dataclass(of_type):
         names = tuple(field.name for field in dataclasses.fields(of_type))
-        return lambda value, numbers: (of_type, *[kind(getattr(value, name), False) for name in names])
-    return lambda value, numbers: of_type
+
+        def add_fields(value: Any, numbers: bool, found: list[Any]) -> None:
+            found.append(of_type)
+            _add_kinds([getattr(value, name) for name in names], False, found)
+
+        return add_fields
+    return None
 
 
 def _kind_of_module(module: nn.Module) -> tuple[type, int]:
     """A number for all that are alike: what it stands for takes long to compare."""
     settings = tuple((name, value) for name, value in vars(module).items() if isinstance(value, int | float | str))
     alike = type(module), settings, tuple(p.shape for p in module.parameters())
-    return nn.Module, _MODULES.setdefault(alike, len(_MODULES))
+    return module.__dict__.setdefault(_KIND, (nn.Module, _MODULES.setdefault(alike, len(_MODULES))))
