@@ -7,8 +7,6 @@ import ast
 import inspect
 import json
 import os
-import subprocess
-import sys
 import textwrap
 from collections.abc import Mapping
 from contextlib import suppress
@@ -31,6 +29,7 @@ from twoaxis.interop.hugging_face import TwoAxisCache, TwoAxisConfig, TwoAxisFor
 from twoaxis.sequence.heads import SoftmaxAttention
 from twoaxis.train import save_trained
 
+from ...fresh import run_fresh
 from ..hf_models import small_decoder
 from .outside_engine import NAME, Engine, Work
 
@@ -304,8 +303,8 @@ def test_export_for_engines(mixed, tmp_path, capsys):
     assert [path.name for path in (tmp_path / "vllm").glob("*.py")] == []
     # A program that has never heard of twoaxis.
     load = "from transformers import AutoModel; import sys; m = AutoModel.from_pretrained(sys.argv[1], trust_remote_code=True)"
-    command = [sys.executable, "-c", f"{load}; print(type(m).__module__)", str(tmp_path / "sglang")]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "HF_HOME": str(tmp_path / "home")})
+    environment = {**os.environ, "HF_HOME": str(tmp_path / "home")}
+    done = run_fresh(f"{load}; print(type(m).__module__)", str(tmp_path / "sglang"), env=environment)
     assert done.stdout == "twoaxis.interop.hugging_face.modeling\n", done.stderr
     save_trained(tmp_path / "states", small_decoder("states", vocab_size=256).float(), ByteTokenizer())
     assert main(["export", str(tmp_path / "states"), "--to", "vllm", "--out", str(tmp_path / "no")]) == 2
