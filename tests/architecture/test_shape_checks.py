@@ -35,6 +35,22 @@ def test_arguments_of_one_kind_are_checked_once() -> None:
             checked(x)
 
 
+@pytest.mark.parametrize(
+    ("known", "other"),
+    [(1, 2), (1, "1"), ((1, 2), ((1,), 2)), ({"a": 1}, {"b": 1}), (None, 1), (torch.nn.Linear(1, 2), torch.nn.Linear(1, 3))],
+)
+def test_arguments_of_another_kind_are_checked(known: object, other: object) -> None:
+    def returned(x: Float[Tensor, " N"], y: object) -> Float[Tensor, " N"]:
+        return x[::step]
+
+    checked, step = checked_if_of_shapes(returned, typechecker=beartype.beartype), 1
+    checked(torch.ones(4), known)
+    step = 2
+    assert checked(torch.ones(4), known).shape == (2,)
+    with pytest.raises(jaxtyping.TypeCheckError, match="returned"):
+        checked(torch.ones(4), other)
+
+
 def test_functions_without_declared_shapes_are_left_alone() -> None:
     def doubled(x: int) -> int:
         return 2 * x
