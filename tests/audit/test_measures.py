@@ -160,6 +160,17 @@ def test_the_gradient_of_the_last_update_is_that_of_the_stream() -> None:
     assert norms_of(observer)[-1].gradient == pytest.approx(float(gradient.norm(dim=-1).mean()), rel=1e-5)
 
 
+@pytest.mark.parametrize("trained", ["blocks.2", "none"])
+def test_frozen_parameters_leave_the_gradients_of_updates_as_they_are(trained: str) -> None:
+    decoder, sample = model("denseformer"), Sample.of(batches(1)[0])
+    whole, frozen = observed(decoder), observed(decoder)
+    _add_gradients(whole, sample)
+    for name, parameter in decoder.named_parameters():
+        parameter.requires_grad_(name.startswith(trained))
+    _add_gradients(frozen, sample)
+    assert [one.gradient for one in norms_of(frozen)] == [one.gradient for one in norms_of(whole)]
+
+
 def test_uniform_attention_looks_back_half_way() -> None:
     decoder = model("residual")
     with torch.no_grad():

@@ -177,12 +177,13 @@ class _Clock:
 
 
 class _Updates(Probe):
-    """Records the updates of a pass."""
+    """Records the updates of a pass, as tensors that have a gradient even where all parameters so far are frozen."""
 
     def __init__(self) -> None:
         self.updates: list[Tensor] = []
 
     def update(self, index: int, update: Tensor) -> Tensor:
+        update = update if update.requires_grad else update.detach().requires_grad_()
         self.updates.append(update)
         return update
 
