@@ -26,6 +26,7 @@ from twoaxis.claims import (
     routing,
     select,
     systems,
+    toy_models,
 )
 from twoaxis.core.errors import ConfigError
 from twoaxis.core.key_value_cache import KeyValueCache
@@ -104,6 +105,12 @@ def test_numbers_count_up_and_say_everything() -> None:
         assert all(text.strip() for text in (claim.title, claim.statement, claim.source, claim.tested))
         assert re.search(r"arXiv:\d{4}\.\d{5}|companion text of arXiv", claim.source)
         assert bool(claim.rule) == (claim.number >= 12)
+
+
+def test_no_two_sizes_of_the_models_are_equal() -> None:
+    sizes = (toy_models.VOCAB, toy_models.D_MODEL, toy_models.N_LAYERS, toy_models.TOKENS)
+    assert len(set(sizes)) == 4
+    assert toy_models.decoder().embedding.weight.shape == (11, 8)
 
 
 def test_page_has_the_expected_verdicts() -> None:

@@ -40,7 +40,7 @@ def weighted_sum(logits: Tensor) -> Tensor:
     return (logits * noise(tuple(logits.shape), "claims/loss")).sum()
 
 
-HEADS, VOCAB, D_FF = 2, 8, 8
+HEADS, D_FF = 2, 8
 
 
 class Added(NamedTuple):
