@@ -59,6 +59,9 @@ def test_shards(tmp_path: Path) -> None:
     save_file({key: tensors[key] for key in names[6:]}, tmp_path / "b.safetensors")
     with pytest.raises(CheckpointError, match=f"lacks '{names[5]}', which the index says it has"):
         read_pretrained(tmp_path)
+    save_file({key: tensors[key] + (key == names[0]) for key in (names[0], *names[5:])}, tmp_path / "b.safetensors")
+    with pytest.raises(CheckpointError, match=f"b.safetensors: holds '{names[0]}', as a file before it"):
+        read_pretrained(tmp_path)
     (tmp_path / "b.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"b.safetensors: cannot be read"):
         read_pretrained(tmp_path)
@@ -73,6 +76,16 @@ def test_half_precision_is_widened(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     save_file({name: tensor.bfloat16() for name, tensor in load_file(path).items()}, path)
     assert {parameter.dtype for parameter in read_pretrained(tmp_path).model.parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.bool, torch.float8_e4m3fn, torch.complex64])
+def test_codes_are_no_weights(dtype: torch.dtype, tmp_path: Path) -> None:
+    write_folder(tmp_path)
+    path = tmp_path / "model.safetensors"
+    tensors, name = load_file(path), "model.layers.0.mlp.up_proj.weight"
+    save_file({**tensors, name: (10 * tensors[name]).to(dtype)}, path)
+    with pytest.raises(CheckpointError, match=rf"1 of another type \({name} is {dtype}\): all tensors must fit the model"):
+        read_pretrained(tmp_path)
 
 
 def test_one_error_lists_all_tensors_that_do_not_fit(tmp_path: Path) -> None:

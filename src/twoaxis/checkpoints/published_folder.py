@@ -98,19 +98,22 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
     """Reads every tensor of a folder, as it is stored.
 
     Raises:
-        CheckpointError: no safetensors, a shard that is missing or damaged, or one without a tensor of the index.
+        CheckpointError: no safetensors; a shard that is missing or damaged, lacks a tensor of the index, or repeats one.
     """
     tensors: dict[str, Tensor] = {}
     for name, expected in _files(folder).items():
         try:
             with safe_open(folder / name, framework="pt") as file:
-                tensors.update({key: file.get_tensor(key) for key in file.keys()})  # noqa: SIM118, not a dict
+                found = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118, not a dict
         except (OSError, SafetensorError) as error:
             reason = getattr(error, "strerror", None) or error
             raise CheckpointError(f"{folder / name}: cannot be read ({reason}); fetch the file again") from None
-        if missing := sorted(set(expected) - tensors.keys()):
+        if twice := sorted(found.keys() & tensors.keys()):
+            raise CheckpointError(f"{folder / name}: holds {twice[0]!r}, as a file before it: must be in one; fetch both again")
+        if missing := sorted(set(expected) - found.keys()):
             more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
             raise CheckpointError(f"{folder / name}: lacks {missing[0]!r}{more}, which the index says it has; fetch it again")
+        tensors.update(found)
     return tensors
 
 

@@ -16,6 +16,9 @@ from twoaxis.depth import DepthConfig
 from twoaxis.model import DecoderConfig
 from twoaxis.model.block import sublayer_names
 
+FLOATING = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+"""Types of tensors that are the numbers of a parameter; others are codes, which need scales that no layout has."""
+
 
 class Part(NamedTuple):
     """A tensor of the published layout."""
@@ -134,10 +137,11 @@ class StateMap:
         return found | {part.name: like.new_full(part.shape, value) for part, value in self.constants}
 
     def check(self, tensors: Mapping[str, Tensor]) -> None:
-        """Compares names and shapes.
+        """Compares names, shapes and types.
 
         Raises:
-            CheckpointError: all tensors that are missing, unexpected or of another shape, or a tied one that differs.
+            CheckpointError: all tensors that are missing, unexpected, of another shape or of a type such as int8, or a tied one
+                that differs.
         """
         parts = self.parts
         missing = [name for name in parts if name not in tensors]
@@ -147,7 +151,9 @@ class StateMap:
             for name, part in parts.items()
             if name in tensors and tuple(tensors[name].shape) != part.shape
         ]
-        kinds = (("missing", missing), ("unexpected", unexpected), ("of another shape", shaped))
+        types = {name: tensors[name].dtype for name in parts if name in tensors}
+        typed = [f"{name} is {dtype}" for name, dtype in types.items() if dtype not in FLOATING]
+        kinds = (("missing", missing), ("unexpected", unexpected), ("of another shape", shaped), ("of another type", typed))
         wrong = [f"{len(names)} {kind} ({_listed(names)})" for kind, names in kinds if names]
         if wrong:
             raise CheckpointError(
