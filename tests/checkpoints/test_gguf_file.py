@@ -111,9 +111,18 @@ def test_a_file_of_the_library_says_what_the_folder_says(tied: bool, tmp_path: P
         ({"tokenizer.ggml.merges": None}, "lacks tokenizer.ggml.merges: must have all of them"),
         ({"llama.embedding_length": None}, "hidden_size is missing"),
         ({"llama.block_count": 4}, "9 missing"),
+        ({"llama.attention.head_count": 0}, "head_count=0: must be a whole number >= 1"),
+        ({"llama.attention.head_count": [4, 4, 4]}, r"head_count=\[4, 4, 4\]: must be a whole number >= 1"),
+        ({"llama.embedding_length": "wide"}, "embedding_length='wide': must be a whole number >= 1"),
+        ({"llama.attention.layer_norm_rms_epsilon": "x"}, "layer_norm_rms_epsilon='x': must be a number > 0"),
+        ({"tokenizer.ggml.eos_token_id": 258}, "eos_token_id=258: must be a whole number from 0 to 257"),
+        ({"tokenizer.ggml.add_bos_token": 1, "tokenizer.ggml.bos_token_id": 258}, "bos_token_id=258: must be a whole number"),
+        ({"tokenizer.ggml.token_type": 3}, "tokenizer.ggml.token_type: must be an array of whole numbers"),
+        ({"tokenizer.ggml.merges": [1, 2]}, "tokenizer.ggml.merges: must be an array of texts"),
+        ({"tokenizer.ggml.tokens": "ab"}, "tokenizer.ggml.tokens: must be an array of texts"),
     ],
 )
-def test_what_a_file_lacks_is_named(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_what_a_file_lacks_or_has_of_another_kind_is_named(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
     pytest.importorskip("gguf", reason="needs the extra twoaxis[gguf]")
     write_folder(tmp_path / "hf", vocab_size=258)
     write_gguf(tmp_path / "model.gguf", tmp_path / "hf", **changes)

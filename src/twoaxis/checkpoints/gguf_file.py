@@ -17,6 +17,7 @@ from twoaxis.checkpoints.published_config import LENGTH, decoder_config
 from twoaxis.checkpoints.published_folder import Pretrained, build_model
 from twoaxis.core.errors import CheckpointError, ConfigError, problem
 from twoaxis.model.config_json import refuse_unread
+from twoaxis.planner.model.hugging_face.fields import Fields
 from twoaxis.sequence import AttentionConfig
 
 NAMES = {
@@ -84,6 +85,7 @@ def read_gguf(path: Path) -> Pretrained:
     names = {layout_name(tensor.name) for tensor in reader.tensors}
     # Before dequantisation, which takes time.
     config, tokenizer = decoder_config(llama_table(fields, tied="lm_head.weight" not in names)), tokenizer_json(fields)
+    end = fields["tokenizer.ggml.tokens"][_token(fields, "tokenizer.ggml.eos_token_id")]
     tensors = {}
     for tensor in reader.tensors:
         values = gguf.dequantize(tensor.data, tensor.tensor_type)
@@ -94,7 +96,6 @@ def read_gguf(path: Path) -> Pretrained:
         assert isinstance(attention, AttentionConfig)
         for name in (f"model.layers.{layer}.self_attn.{x}_proj.weight" for x in "qk"):
             tensors[name] = rotated_by_halves(tensors[name], attention.key_width(config.d_model))
-    end = fields["tokenizer.ggml.tokens"][fields["tokenizer.ggml.eos_token_id"]]
     return Pretrained(build_model(config, "llama", tensors), tokenizer, end)
 
 
@@ -112,6 +113,7 @@ def tokenizer_json(fields: dict[str, Any]) -> str:
         allowed = f"gpt2 with one of {', '.join(PRE_TOKENIZERS)}"
         raise ConfigError(problem("tokenizer", f"{model} with {pre}", allowed, "choose another file"))
     tokens, types = fields["tokenizer.ggml.tokens"], fields["tokenizer.ggml.token_type"]
+    _check_lists(fields)
     merges = [tuple(pair.split(" ")) for pair in fields["tokenizer.ggml.merges"]]
     _check_types(tokens, types)
     used = {token: index for index, (token, kind) in enumerate(zip(tokens, types, strict=True)) if kind != UNUSED}
@@ -130,10 +132,22 @@ def tokenizer_json(fields: dict[str, Any]) -> str:
     engine.add_special_tokens(added[True])
     engine.add_tokens(added[False])
     if fields.get("tokenizer.ggml.add_bos_token"):
-        begin = fields["tokenizer.ggml.bos_token_id"]
+        begin = _token(fields, "tokenizer.ggml.bos_token_id")
         template = [(tokens[begin], begin)]
         engine.post_processor = processors.TemplateProcessing(single=[tokens[begin], "$A"], special_tokens=template)
     return engine.to_str()
+
+
+def _token(fields: dict[str, Any], name: str) -> int:
+    return Fields(fields).size(name, least=0, most=len(fields["tokenizer.ggml.tokens"]) - 1)
+
+
+def _check_lists(fields: dict[str, Any]) -> None:
+    for name, kind in (("tokens", str), ("token_type", int), ("merges", str)):
+        given = fields[f"tokenizer.ggml.{name}"]
+        if not isinstance(given, list) or not all(type(one) is kind for one in given):
+            allowed = "an array of texts" if kind is str else "an array of whole numbers"
+            raise CheckpointError(f"tokenizer.ggml.{name}: must be {allowed}; fetch the file again")
 
 
 def _check_types(tokens: list[str], types: list[int]) -> None:
@@ -151,10 +165,11 @@ def llama_table(fields: dict[str, Any], tied: bool) -> dict[str, Any]:
     Raises:
         ConfigError: values with another width than keys, or heads that are partly rotated.
     """
-    width = fields.get("llama.attention.key_length")
+    given, width = Fields(fields), fields.get("llama.attention.key_length")
     for name in ("attention.value_length", "rope.dimension_count"):
         other = fields.get(f"llama.{name}")
-        expected = width or fields.get("llama.embedding_length", 0) // fields["llama.attention.head_count"]
+        # A missing length is an error of the configuration.
+        expected = width or given.size("llama.embedding_length", default=1) // given.size("llama.attention.head_count")
         if other is not None and other != expected:
             raise ConfigError(problem(f"llama.{name}", other, f"the width of a head, {expected}", "choose another file"))
     keys = {
@@ -185,7 +200,7 @@ def llama_table(fields: dict[str, Any], tied: bool) -> dict[str, Any]:
         if "llama.rope.scaling.original_context_length" in fields:
             data["rope_scaling"][LENGTH] = fields["llama.rope.scaling.original_context_length"]
     # The file has it in float32, of which this is the shortest decimal.
-    data["rms_norm_eps"] = float(f"{data['rms_norm_eps']:.6g}")
+    data["rms_norm_eps"] = float(f"{given.number('llama.attention.layer_norm_rms_epsilon', 0.0):.6g}")
     return {"model_type": "llama", "tie_word_embeddings": tied, **data}
 
 
