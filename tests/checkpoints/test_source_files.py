@@ -189,6 +189,11 @@ def test_generation_defaults() -> None:
         ('{"eos_token_id": ["a"]}', "must be the number of a token"),
         ('{"do_sample": true, "temperature": "hot"}', "temperature='hot': must be a number"),
         ('{"do_sample": true, "temperature": 0}', "temperature=0: must be a number"),
+        ('{"do_sample": true, "temperature": true}', "temperature=True: must be a number > 0"),
+        ('{"do_sample": true, "temperature": Infinity}', "temperature=inf: must be a number > 0"),
+        ('{"do_sample": true, "top_k": 2.5}', "top_k=2.5: must be a whole number >= 0"),
+        ('{"do_sample": true, "top_p": 1.5}', "top_p=1.5: must be a number > 0 and <= 1"),
+        ('{"do_sample": "yes"}', "do_sample='yes': must be true or false"),
     ):
         with pytest.raises(CheckpointError, match=message):
             defaults(text)

@@ -4,6 +4,7 @@ A run that begins with a published model copies these files, and an export resto
 """
 
 import json
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -200,7 +201,15 @@ FILES = (TOKENIZER_CONFIG, TOKENS_MAP, CHAT_TEMPLATE, GENERATION_CONFIG)
 
 TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 NAMED = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
-SAMPLING = ("do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+SAMPLING = {
+    "do_sample": "true or false",
+    "temperature": "a number > 0",
+    "top_k": "a whole number >= 0",
+    "top_p": "a number > 0 and <= 1",
+    "min_p": "a number from 0 to 1",
+    "repetition_penalty": "a number > 0",
+}
+"""The options of sampling, each with what it may be."""
 
 
 def read_source_files(source: Path) -> dict[str, bytes]:
@@ -252,8 +261,7 @@ def generation_defaults(source_files: Mapping[str, bytes]) -> dict[str, Any]:
     found = {name: data[name] for name in names if data.get(name) is not None}
     for name, value in found.items():
         if not _fits(name, value):
-            numbers = "a number, and above 0 unless it is top_k or min_p"
-            allowed = "the number of a token, or a list of them" if name in TOKENS else numbers
+            allowed = SAMPLING.get(name, "the number of a token, or a list of them")
             raise CheckpointError(f"{GENERATION_CONFIG}: {problem(name, value, allowed, 'correct the file of the model')}")
     return found
 
@@ -300,6 +308,9 @@ def _token_names(data: Mapping[str, Any]) -> dict[str, Any]:
 def _fits(name: str, value: Any) -> bool:
     if name in TOKENS:
         return all(type(token) is int and token >= 0 for token in (value if isinstance(value, list) else [value]))
-    # `do_sample` is true here.
-    least = 0 if name in ("top_k", "min_p") else 1e-9
-    return name == "do_sample" or (isinstance(value, int | float) and value >= least)
+    if name == "do_sample":
+        return isinstance(value, bool)
+    if name == "top_k":
+        return type(value) is int and value >= 0
+    least, most = (0.0 if name == "min_p" else 1e-9), (1.0 if name in ("top_p", "min_p") else sys.float_info.max)
+    return type(value) in (int, float) and least <= value <= most
