@@ -62,6 +62,7 @@ DEPTH: list[tuple[Any, float]] = [
     ("siamese_norm", NORM),
     ({"kind": "siamese_norm", "form": "hybrid_pre"}, NORM),
 ]
+SMEAR = {"kind": "smear", "gate_channels": 5}
 SEQUENCE: list[Any] = [
     "short_swa",
     {"kind": "short_swa", "window": 4, "n_heads": 2, "head_dim": 8},
@@ -80,7 +81,7 @@ SEQUENCE: list[Any] = [
     # Of 3 taps, since the root of 5 is rounded in float32.
     {"kind": "canon", "places": "FG", "scale": "unit_variance", "taps_init": "identity", "kernel": 3},
     "token_shift",
-    {"kind": "smear", "gate_channels": 5},
+    SMEAR,
 ]
 
 
@@ -184,8 +185,12 @@ def test_refusals() -> None:
         target_config(target_config(BASE, "denseformer"), "mhc")
     with pytest.raises(ConfigError, match="did you mean 'short_swa'"):
         target_config(BASE, None, ["short_sw"])
-    with pytest.raises(ConfigError, match="places='AX': must be letters of ABCDEFG"):
+    with pytest.raises(ConfigError, match="places='AX': must be letters of ABCDEFG, each once"):
         target_config(BASE, None, [{"kind": "canon", "places": "AX"}])
+    with pytest.raises(ConfigError, match="place A holds 'canon' already: must be free"):
+        target_config(BASE, None, ["canon", "token_shift"])
+    with pytest.raises(ConfigError, match="place E holds 'smear' already: must be free"):
+        target_config(target_config(BASE, None, [SMEAR]), None, [{"kind": "canon", "places": "E"}])
     with pytest.raises(ConfigError, match="mixer=3: must be a kind"):
         target_config(BASE, None, [3])  # type: ignore[list-item]
 

@@ -49,7 +49,7 @@ def target_config(base: DecoderConfig, depth: Options | None = None, sequence: S
             `dynamic_conv`, AC for `token_shift`, E for `smear`, and A for `local_swa` and `branch_swa`.
 
     Raises:
-        ConfigError: an unknown kind, options that do not fit, or a model that has a depth mixer already.
+        ConfigError: an unknown kind, options that do not fit, a place that is taken, or a model that has a depth mixer already.
 
     Example:
         >>> base = DecoderConfig(vocab_size=8, d_model=16, n_layers=1)
@@ -120,20 +120,29 @@ def _with_local(block: list[dict[str, Any]], options: dict[str, Any]) -> list[di
             got = [sublayer["kind"] for sublayer in block]
             raise ConfigError(problem("blocks", got, f"blocks with {kind!r} for place {letter}", "name other places"))
         for sublayer in fitting:
+            _check_free(letter, sublayer[f"{place}_local"])
             sublayer[f"{place}_local"] = local
     return found
 
 
 def _with_embedding(data: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
     places, local = _placed(options)
-    return {**data, "embedding_local": local} if "E" in places else data
+    if "E" not in places:
+        return data
+    _check_free("E", data["embedding_local"])
+    return {**data, "embedding_local": local}
+
+
+def _check_free(letter: str, holds: Mapping[str, Any] | None) -> None:
+    if holds is not None:
+        raise ConfigError(f"places: place {letter} holds {holds['kind']!r} already: must be free; name other places")
 
 
 def _placed(options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """The places of a local mixer, and its options."""
     places = options.get("places", USUAL_PLACES.get(options["kind"], "A"))
-    if not isinstance(places, str) or not places or not set(places) <= set(LOCAL_PLACES):
-        raise ConfigError(problem("places", places, f"letters of {''.join(LOCAL_PLACES)}", "write for example 'AC'"))
+    if not isinstance(places, str) or not places or not set(places) <= set(LOCAL_PLACES) or len(set(places)) < len(places):
+        raise ConfigError(problem("places", places, f"letters of {''.join(LOCAL_PLACES)}, each once", "write for example 'AC'"))
     presets = {row.kind: row.retrofit for row in LOCAL}
     return places, with_preset({name: value for name, value in options.items() if name != "places"}, presets)
 
