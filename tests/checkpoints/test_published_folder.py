@@ -8,6 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from twoaxis import Decoder, DecoderConfig
+from twoaxis.checkpoints.decoder_folder import read_decoder, write_decoder
 from twoaxis.checkpoints.published_config import decoder_config
 from twoaxis.checkpoints.published_folder import read_pretrained
 from twoaxis.core.errors import CheckpointError, ConfigError
@@ -103,6 +105,16 @@ def test_one_error_lists_all_tensors_that_do_not_fit(tmp_path: Path) -> None:
     assert "9 unexpected (model.layers.3." in message
     assert all(message.count(f"layers.{layer}.") == 9 for layer in (2, 3))
     assert "1 of another shape (model.norm.weight is [7], must be [32])" in message
+
+
+def test_a_configuration_without_bounds_takes_no_memory(tmp_path: Path) -> None:
+    write_folder(tmp_path / "theirs")
+    write_decoder(Decoder.build(DecoderConfig(vocab_size=8, d_model=8, n_layers=1)), tmp_path / "ours")
+    for folder, read in (("theirs", read_pretrained), ("ours", read_decoder)):
+        path = tmp_path / folder / "config.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "vocab_size": 10**12}))
+        with pytest.raises(CheckpointError, match=r"1 of another shape \(model.*, must be \[1000000000000, "):
+            read(tmp_path / folder)
 
 
 def test_a_tied_head_that_differs(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from safetensors.torch import save_file
 
 from twoaxis.checkpoints.layouts.state_map import Entry, Part, StateMap
@@ -87,11 +88,16 @@ def read_decoder(folder: Path) -> DecoderFolder:
         config = DecoderConfig.from_record(decoder_fields(data))
     except ConfigError as error:
         raise CheckpointError(f"folder {folder}: config.json: {error}") from None
-    model, tensors = materialize(lambda: Decoder(config)), read_tensors(folder)
+    with torch.device("meta"):
+        names = _names(Decoder(config))
+    tensors = read_tensors(folder)
     try:
-        _names(model).load(model, tensors)
+        # Before the model takes memory: a damaged configuration may be of any size.
+        names.check(tensors)
     except CheckpointError as error:
         raise CheckpointError(f"folder {folder}: weights and config.json differ ({error}); export it again") from None
+    model = materialize(lambda: Decoder(config))
+    names.load(model, tensors)
     return DecoderFolder(model.eval(), _read_tokenizer(folder))
 
 

@@ -90,8 +90,11 @@ def build_model(config: DecoderConfig, layout: str, tensors: Mapping[str, Tensor
     Raises:
         CheckpointError: tensors that do not fit the configuration.
     """
+    table = state_map(layout, config)
+    # Before the model takes memory: a damaged configuration may be of any size.
+    table.check(tensors)
     model = materialize(lambda: Decoder(config))
-    state_map(layout, config).load(model, tensors)
+    table.load(model, tensors)
     return model.eval()
 
 
