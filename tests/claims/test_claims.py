@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from twoaxis.claims import (
     CLAIMS,
@@ -40,6 +41,7 @@ from twoaxis.depth import (
     state_reader,
 )
 from twoaxis.ledger.stack import StackTrace
+from twoaxis.model.trace import trace
 from twoaxis.ops import local_attention as engine
 from twoaxis.ops.delta import delta_write, delta_writes
 from twoaxis.ops.depth_attention import depth_attention
@@ -197,6 +199,16 @@ def one_key_less(window: int | None = None) -> KeyValueCache:
     return KeyValueCache(window and window - 1)
 
 
+def knows_the_last_tensor(model, state, cut, text):  # type: ignore[no-untyped-def]
+    """A rest of the model that has no need of the last tensor that it is sent."""
+    whole = tree_leaves(trace(model, text).states[cut * model.config.stack.block_lengths[0]])
+    leaves, tree = tree_flatten(state)
+    return continued(model, tree_unflatten([*leaves[:-1], whole[-1]], tree), cut, text)
+
+
+continued = systems._continue
+
+
 def swapped(row: Row) -> list[Row]:  # type: ignore[type-arg]
     return [row, DEPTH["residual"]]
 
@@ -236,6 +248,11 @@ FAULTS: dict[str, tuple[int, Callable[[Patch], object], str]] = {
         6,
         lambda m: m.setattr(StackTrace, "state_bytes", lambda *_: 8),
         "payload of residual stream",
+    ),
+    "a tensor that need not be sent": (
+        6,
+        lambda m: m.setattr(systems, "_continue", knows_the_last_tensor),
+        "depth attention, all states: tensor 2 of the state is needed",
     ),
     "three loads": (7, short_chunks, "no key is loaded more than twice"),
     "keys that no query sees": (7, lambda m: m.setattr(chunks, "local_attention", wider), "keys of chunk"),
