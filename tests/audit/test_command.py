@@ -99,6 +99,9 @@ def test_a_damaged_audit_is_refused(tmp_path: Path) -> None:
     (run / "audit.json").write_text("{")
     with pytest.raises(CheckpointError, match=r"audit\.json: cannot be read"):
         read_audit(run)
+    (run / "audit.json").write_text('{"format": 2}')
+    with pytest.raises(CheckpointError, match=r"audit\.json: is no audit of this version \(.*\); audit the run again"):
+        read_audit(run)
 
 
 def _result(status: str) -> dict[str, object]:

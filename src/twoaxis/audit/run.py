@@ -75,11 +75,15 @@ def read_audit(run: Path | str) -> Audit | None:
     """Reads the audit of a run folder; None when the run has not been audited.
 
     Raises:
-        CheckpointError: the file is damaged.
-        ConfigError: the file has another format.
+        CheckpointError: the file is damaged, or has another format.
     """
     folder = RunFolder(run)
-    return Audit.from_data(folder.read(FILE)) if (folder.path / f"{FILE}.json").exists() else None
+    if not (path := folder.path / f"{FILE}.json").exists():
+        return None
+    try:
+        return Audit.from_data(folder.read(FILE))
+    except ConfigError as error:
+        raise CheckpointError(f"{path}: is no audit of this version ({error}); audit the run again") from None
 
 
 def audit_model(
