@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tokenizers import AddedToken
@@ -47,6 +48,31 @@ def test_pairs_of_channels_become_halves() -> None:
     theirs = ours.view(2, 2, 3, 3).transpose(1, 2).reshape(12, 3)
     assert not torch.equal(theirs, ours)
     assert torch.equal(rotated_by_halves(theirs, head_dim=6), ours)
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "error", "message"),
+    [
+        ("blk.0", np.zeros(1, dtype=np.float32), CheckpointError, r"1 unexpected \(blk.0\)"),
+        ("model.norm.weight", np.zeros(32, dtype=np.float32), CheckpointError, "'model.norm.weight' under two names"),
+        ("output.weight", np.zeros((258, 32)), ConfigError, "output.weight='F64': must be a type that the library gguf"),
+    ],
+)
+def test_tensors_that_are_none_of_a_llama(
+    name: str, tensor: Any, error: type[Exception], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gguf = pytest.importorskip("gguf", reason="needs the extra twoaxis[gguf]")
+    write = gguf.GGUFWriter.write_header_to_file
+
+    def with_another(writer: Any) -> None:
+        writer.add_tensor(name, tensor)
+        write(writer)
+
+    monkeypatch.setattr(gguf.GGUFWriter, "write_header_to_file", with_another)
+    write_folder(tmp_path / "hf", vocab_size=258)
+    write_gguf(tmp_path / "model.gguf", tmp_path / "hf")
+    with pytest.raises(error, match=message):
+        read_pretrained(tmp_path / "model.gguf")
 
 
 def test_names() -> None:

@@ -86,10 +86,16 @@ def read_gguf(path: Path) -> Pretrained:
     # Before dequantisation, which takes time.
     config, tokenizer = decoder_config(llama_table(fields, tied="lm_head.weight" not in names)), tokenizer_json(fields)
     end = fields["tokenizer.ggml.tokens"][_token(fields, "tokenizer.ggml.eos_token_id")]
-    tensors = {}
+    tensors: dict[str, Tensor] = {}
     for tensor in reader.tensors:
-        values = gguf.dequantize(tensor.data, tensor.tensor_type)
-        tensors[layout_name(tensor.name)] = torch.from_numpy(values.copy()).float()
+        try:
+            values = gguf.dequantize(tensor.data, tensor.tensor_type)
+        except NotImplementedError:
+            allowed = "a type that the library gguf converts to float32"
+            raise ConfigError(problem(tensor.name, tensor.tensor_type.name, allowed, "choose another file")) from None
+        if (name := layout_name(tensor.name)) in tensors:
+            raise CheckpointError(f"{path}: has {name!r} under two names; must have one of each; fetch another file")
+        tensors[name] = torch.from_numpy(values.copy()).float()
     # Before the rows of heads are reordered, which assumes their shapes.
     state_map("llama", config).check(tensors)
     for layer, (attention, _) in enumerate(config.layers):
@@ -208,7 +214,7 @@ def layout_name(theirs: str) -> str:
     """The name in a Hugging Face folder; unknown names are unchanged, and refused later."""
     if theirs in ENDS:
         return ENDS[theirs]
-    if not theirs.startswith("blk."):
+    if not theirs.startswith("blk.") or theirs.count(".") < 2:
         return theirs
     _, layer, *module, what = theirs.split(".")
     return ".".join(["model.layers", layer, *(NAMES.get(word, word) for word in module), what])
