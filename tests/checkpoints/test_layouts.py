@@ -210,6 +210,37 @@ def test_options_that_a_layout_has_no_fixture_for(layout: str) -> None:
         table.load(other, {**saved, head: saved[embedding] + 1})
 
 
+MHC = {"kind": "mhc", "preset": "deepseek_v4"}
+PLACES: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
+    "deepseek_v4": (MHC, {"attention.depth.fn": "model.layers.1.attn_hc.fn", "swiglu.depth.fn": "model.layers.1.ffn_hc.fn"}),
+    "deepseek_v4_raw": (MHC, {"attention.depth.fn": "layers.1.hc_attn_fn", "swiglu.depth.fn": "layers.1.hc_ffn_fn"}),
+    "deepseek_v41": (
+        {**MHC, "preset": "deepseek_v41"},
+        {"attention.depth.scale": "layers.1.hc_attn_scale", "swiglu.depth.scale": "layers.1.hc_ffn_scale"},
+    ),
+    "kimi_k3": (
+        {"kind": "attention_residuals", "block_size": 2, "count": "layer"},
+        {
+            "attention.depth.query.pseudo_query": "language_model.model.layers.1.self_attention_res_proj.weight",
+            "swiglu.depth.query.key_gain": "language_model.model.layers.1.mlp_res_norm.weight",
+        },
+    ),
+    "skip_gains": (
+        {"kind": DENSE, "variant": "skip_gains"},
+        {"attention.depth.gain": "transformer.h.1.gain_attn", "swiglu.depth.gain": "transformer.h.1.gain_mlp"},
+    ),
+}
+"""By layout, the names of parameters in the second block; tensors of equal shapes could change places in both directions."""
+
+
+@pytest.mark.parametrize("layout", PLACES)
+def test_tensors_of_equal_shapes_have_their_own_places(layout: str) -> None:
+    depth, expected = PLACES[layout]
+    config = _decoder_config({"depth": depth, "n_layers": 3}, {"n_heads": 4}, 64)
+    names = state_map(layout, config).names()
+    assert {ours: names[f"blocks.1.{ours}"] for ours in expected} == {ours: (name,) for ours, name in expected.items()}
+
+
 def test_the_files_of_deepseek_v4() -> None:
     """By the names of its card, with heads that predict further tokens, which are no part of the model."""
     config = _decoder_config({"depth": {"kind": "mhc", "preset": "deepseek_v4"}, "n_layers": 2}, {"n_heads": 4}, 64)
@@ -293,7 +324,10 @@ def test_the_files_of_inkling_2(layout: str, root: str) -> None:
     table = state_map(layout, config)
     saved = table.save(model)
     assert {name: tensor.shape for name, tensor in saved.items()} == expected
-    assert saved[f"{root}layers.2.attention_input.query"].shape == (3, 32)
+    # As transformers unbinds them: queries, keys, values.
+    ours = [f"blocks.2.attention.depth.{name}.pseudo_query" for name in ("query", "key_query", "value_query")]
+    stacked = torch.stack([model.get_parameter(name) for name in ours])
+    assert torch.equal(saved[f"{root}layers.2.attention_input.query"], stacked)
     table.load(other, {**saved, f"{root}norm.weight": torch.zeros(1)})
     for name in table.names():
         assert torch.equal(model.get_parameter(name), other.get_parameter(name)), name
