@@ -21,6 +21,7 @@ from twoaxis.claims import (
     depth_as_position,
     duality,
     duality_in_model,
+    empirical,
     full_memory,
     recommended_block,
     residual_read,
@@ -339,6 +340,16 @@ def test_failed_computation_is_a_finding_without_a_trace() -> None:
 
     claim = dataclasses.replace(CLAIMS[0], compute=broken)
     assert claim.find() == Finding("not computed", evidence=("The computation failed: ValueError: no such thing",))
+
+
+def test_a_claim_of_which_nothing_was_compared_does_not_hold(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(routing, "DEPTH", [Row(VerticalAttentionConfig, "alone", {"default": {}})])
+    monkeypatch.setattr(routing, "PLACED", {})
+    assert finding(4) == Finding("not computed", evidence=("The computation failed: ValueError: nothing was compared",))
+
+
+def test_depth_mixers_that_claims_name_exist() -> None:
+    assert {*routing.PLACED, *routing.FORMS, *empirical.AGGREGATION} <= {row.kind for row in DEPTH}
 
 
 def test_not_a_number_is_not_close() -> None:

@@ -127,11 +127,13 @@ class Evidence:
 
     def __init__(self) -> None:
         self.failures: list[str] = []
+        self.compared = 0
         self.measured: dict[str, float] = {}
         self.loosest = 0.0
 
     def close(self, what: str, got: Tensor, expected: Tensor, bound: float = ROUNDING) -> None:
         """Compares two tensors and records the largest difference; a bound of 0 requires equal bits."""
+        self.compared += 1
         if got.shape != expected.shape:
             self.failures.append(f"{what}: shape {tuple(got.shape)}, not {tuple(expected.shape)}")
             return
@@ -148,22 +150,31 @@ class Evidence:
 
     def apart(self, what: str, got: Tensor, other: Tensor, at_least: float) -> None:
         """Requires two tensors to differ by at least this much, to show that a test of equality is sensitive."""
+        self.compared += 1
         change = distance(got, other)
         if not change >= at_least:
             self.failures.append(f"{what}: differs by {change:.1e}, less than {at_least:.0e}")
 
     def exactly(self, what: str, got: object, expected: object) -> None:
         """Requires two values to be equal."""
+        self.compared += 1
         if got != expected:
             self.failures.append(f"{what}: {got}, not {expected}")
 
     def true(self, what: str, holds: bool) -> None:
         """Requires a condition."""
+        self.compared += 1
         if not holds:
             self.failures.append(f"not so: {what}")
 
     def finding(self, *evidence: str, table: EvidenceTable | None = None, bound: str = "") -> Finding:
-        """Makes the finding: exact when every bound was 0; refuted by any failure, of which the first few are listed."""
+        """Makes the finding: exact when every bound was 0; refuted by any failure, of which the first few are listed.
+
+        Raises:
+            ValueError: nothing was compared.
+        """
+        if not self.compared:
+            raise ValueError("nothing was compared")
         if self.failures:
             listed = (*self.failures[:8], *(["..."] if len(self.failures) > 8 else []))
             return Finding("does not hold", evidence=listed, table=table, measured=self.measured)
