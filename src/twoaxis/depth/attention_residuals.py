@@ -118,14 +118,11 @@ class AttentionResidualsConfig(DepthConfig):
             raise ConfigError(problem("source_prior", self.source_prior, "'none' without a key_rank", "set key_rank"))
         if self.key_rank is not None and self.key_rank % self.n_heads:
             raise ConfigError(problem("key_rank", self.key_rank, f"a multiple of n_heads={self.n_heads}", "change one of them"))
-        for name in ("query", "key_rank") if self.schedule == "two_phase" else ():
-            if getattr(self, name) not in ("static", None):
-                allowed, remedy = "the default with schedule='two_phase'", "use schedule='per_read'"
-                raise ConfigError(problem(name, getattr(self, name), allowed, remedy))
+        if self.schedule == "two_phase":
+            self.refuse_options(("query", "key_rank"), " with schedule='two_phase'", "use schedule='per_read'")
         if self.form == "inkling2":
             if self.count != "layer":
-                allowed = "'layer' with form='inkling2', which counts its blocks in layers"
-                raise ConfigError(problem("count", self.count, allowed, "set count='layer'"))
+                raise ConfigError(problem("count", self.count, "'layer' with form='inkling2'", "set count='layer'"))
             of_report = ("n_heads", "query", "key_rank", "key_scale", "mixture", "schedule")
             self.refuse_options(of_report, " with form='inkling2'", "remove it or use form='report'")
         return self
@@ -237,10 +234,7 @@ class AttentionResiduals(DepthMixer, config=AttentionResidualsConfig):
         return super().build_alone(config.replace(schedule="per_read"), site)
 
     def read(self, state: Sources, layout: Layout = None, cache: Any = None) -> tuple[Views, Sources, Any]:
-        """Returns the mixture of all sources, or one for q, k and v each; the only source itself at the first sublayer.
-
-        The carry is the state as the write should take it: its sources passed on by the readers, and its early reads.
-        """
+        """Returns the mixture of all sources, or one for q, k and v each, and as the carry the state that readers pass on."""
         if self.config.schedule == "two_phase":
             return *self._read_in_phases(state), cache
         if self.query is None:
@@ -254,25 +248,21 @@ class AttentionResiduals(DepthMixer, config=AttentionResidualsConfig):
 
     def _read_in_phases(self, state: Sources) -> tuple[Stream, Sources]:
         """Returns the mixture, and the state with the early reads of the later sublayers of the block."""
-        config, n = self.config, self.completed
-        readers = (*(() if self.query is None else (self.query,)), *self.later) if self.opens_block else ()
-        if readers:
-            queries = [one.query(state) for one in readers]
-            completed, late = state.values[:n], state.values[n:]
+        config, n, early = self.config, self.completed, state.early
+        if readers := [one for one in (self.query, *self.later) if one is not None and self.opens_block]:
+            queries, completed = [one.query(state) for one in readers], state.values[:n]
             early, passed = passing_early_reads(completed, state.inverse_rms[:n], queries, config.n_heads, config.impl)
-            state = state._replace(values=(*passed, *late), early=early)
+            state = state._replace(values=(*passed, *state.values[n:]), early=early)
         if self.query is None:
             return state.values[0], state
-        first, late = state.early[0], state.values[n:]
-        mixed = first.mixture
+        mixed, late = early[0].mixture, state.values[n:]
         if late:
-            mixed = late_read(first, late, state.inverse_rms[n:], self.query.query(state), config.impl)
-        return self.query.scaled(mixed.to(state.values[0].dtype)), state._replace(early=state.early[1:])
+            mixed = late_read(early[0], late, state.inverse_rms[n:], self.query.query(state), config.impl)
+        return self.query.scaled(mixed.to(state.values[0].dtype)), state._replace(early=early[1:])
 
     def write(self, state: Sources, update: Float[Tensor, "B T W"], context: Views, carry: Sources) -> Sources:
         """Returns the sources with the update as a new one, or added to the running block sum, and the early reads."""
-        sources = carry.with_output(update, self.opens_source, self.count, self.eps, self.config.impl)
-        return sources._replace(early=carry.early)
+        return carry.with_output(update, self.opens_source, self.count, self.eps, self.config.impl)
 
     def explain(self, done: Read | Write) -> Explanation:
         """Returns the mixtures of the sources; nothing at the first sublayer."""

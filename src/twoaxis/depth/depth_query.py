@@ -45,7 +45,7 @@ class Sources(NamedTuple):
             eps: of the rms.
             impl: `fused` or `reference`.
         """
-        values, factors, keys, _ = self
+        values, factors, keys, early = self
         # Under autocast the update may be narrower than the stream that it joins.
         update = update.to(values[0].dtype)
         emitted = update[..., values[0].shape[-1] :]
@@ -57,8 +57,8 @@ class Sources(NamedTuple):
             values, factors = values[:-1], factors[:-1]
         factor, key = passing_factor(emitted.contiguous() if keys else update, eps, impl)
         if keys:
-            return Sources((*values, update), (*factors, factor), (*(keys if opens else keys[:-1]), key))
-        return Sources((*values, key), (*factors, factor))
+            return Sources((*values, update), (*factors, factor), (*(keys if opens else keys[:-1]), key), early)
+        return Sources((*values, key), (*factors, factor), (), early)
 
 
 @dataclass(frozen=True)
