@@ -82,8 +82,9 @@ $(CORE): $(VENV)/.torch-installed pyproject.toml constraints.txt
 	@touch $@
 
 $(DEV): $(CORE)
-	$(BIN)/python $(PIP) -c constraints.txt -e '.[dev]'
-	@# Some packages carry templates that are no Python.
+	@# What is there is compiled meanwhile. Some packages carry templates that are no Python.
+	@($(BIN)/python -m compileall -q $(VENV)/lib > /dev/null || true) & \
+	$(BIN)/python $(PIP) -c constraints.txt -e '.[dev]' && wait
 	@$(BIN)/python -m compileall -q -j 0 $(VENV)/lib > /dev/null || true
 	@touch $@
 
