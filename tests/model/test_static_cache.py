@@ -1,5 +1,7 @@
 """Compiled generation: the tokens of the eager path, by one program for prompts of any lengths."""
 
+import gc
+import weakref
 from functools import partial
 from typing import Any
 
@@ -33,6 +35,20 @@ def test_compiled_steps_choose_the_tokens_of_eager_ones(monkeypatch: pytest.Monk
         assert generate(model, prompts, 20, compile=True) == generate(model, prompts, 20)
     assert len(_PROGRAMS[model]) == 1
     assert all(parameter.requires_grad and not parameter.is_inference() for parameter in model.parameters())
+
+
+@pytest.mark.compile
+def test_any_number_of_programs_is_compiled_and_none_keeps_its_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    # More than the 8 versions of one function that torch.compile keeps.
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    model = Decoder.build({"vocab_size": 16, "d_model": 8, "n_layers": 1, "max_seq_len": 64, "blocks": [["attention"]]})
+    for rows in range(1, 10):
+        generate(model, [[1, 2]] * rows, 4, compile=True)
+    assert len(_PROGRAMS[model]) == 9
+    alive = weakref.ref(model)
+    del model
+    gc.collect()
+    assert alive() is None
 
 
 def test_a_ring_has_room_for_a_multiple_of_tokens_and_no_more_than_the_model() -> None:

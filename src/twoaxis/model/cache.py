@@ -7,7 +7,7 @@ Letters: B batch, N rows, P cached tokens.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -126,12 +126,12 @@ def join_rows(caches: Sequence[DecoderCache]) -> DecoderCache:
     counts = [0 if cache.positions is None else cache.positions.shape[0] for cache in caches]
     if not counts or min(counts) == 0:
         raise ConfigError(problem("caches", counts, "at least one, each with tokens", "run the prompts first"))
-    tokens = max(_columns(cache) for cache in caches)
+    tokens = max(columns(cache) for cache in caches)
     documents = [_documents(cache, tokens, count) for cache, count in zip(caches, counts, strict=True)]
-    carried = walk(lambda parts: _join(parts, counts), [_carried(cache) for cache in caches])
+    mixers = walk(lambda parts: _join(parts, counts), [carried(cache) for cache in caches])
     positions = torch.cat([cache.positions for cache in caches if cache.positions is not None])
     length = int(positions.max()) + 1
-    return _without_padding(DecoderCache(length=length, positions=positions, documents=torch.cat(documents), **carried))
+    return _without_padding(DecoderCache(length=length, positions=positions, documents=torch.cat(documents), **mixers))
 
 
 def _without_padding(cache: DecoderCache) -> DecoderCache:
@@ -143,23 +143,24 @@ def _without_padding(cache: DecoderCache) -> DecoderCache:
         (tensor,) = tensors
         return tensor.last(length) if isinstance(tensor, KeyValueCache) else tensor
 
-    carried = walk(cut, [_carried(cache)])
+    mixers = walk(cut, [carried(cache)])
     documents = cache.documents
     if documents is not None:
         # A convolution may hold more tokens than that, and needs the documents of all of them.
-        held = max((tensor.shape[1] for tensor in _tensors(carried) if tensor.ndim > 1), default=0)
+        held = max((part.shape[1] for part in parts(mixers) if isinstance(part, Tensor) and part.ndim > 1), default=0)
         documents = documents[:, -max(length, held) :]
         if not (documents == PADDING).any():
             documents = None
-    return DecoderCache(length=length, positions=cache.positions, documents=documents, **carried)
+    return DecoderCache(length=length, positions=cache.positions, documents=documents, **mixers)
 
 
-def _carried(cache: DecoderCache) -> dict[str, Any]:
+def carried(cache: DecoderCache) -> dict[str, Any]:
     """The caches of all mixers."""
     return {"sublayers": cache.sublayers, "ends": cache.ends, "embedding": cache.embedding}
 
 
-def _columns(cache: DecoderCache) -> int:
+def columns(cache: DecoderCache) -> int:
+    """Tokens that the longest row holds, with the padding before it."""
     return cache.length if cache.documents is None else cache.documents.shape[1]
 
 
@@ -187,16 +188,16 @@ def _join(parts: Sequence[Any], counts: Sequence[int]) -> Any:
     return torch.cat(whole)
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
-    """All tensors but those inside a `KeyValueCache`."""
-    found: list[Any] = []
+def parts(value: Any) -> list[Tensor | KeyValueCache]:
+    """All tensors and key-value caches of a nested cache, in order."""
+    found: list[Tensor | KeyValueCache] = []
 
-    def note(parts: Sequence[Any]) -> Any:
-        found.extend(parts)
-        return parts[0]
+    def note(at: Sequence[Any]) -> Any:
+        found.extend(at)
+        return at[0]
 
     walk(note, [value])
-    return (part for part in found if isinstance(part, Tensor))
+    return found
 
 
 def walk(change: Callable[[Sequence[Any]], Any], values: Sequence[Any]) -> Any:

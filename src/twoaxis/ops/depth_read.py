@@ -60,11 +60,7 @@ def depth_read(
     Raises:
         ConfigError: no source, or sources of different shape, dtype or device.
     """
-    _check(sources, inverse_rms)
-    given = sources, inverse_rms, query, n_heads, stream, scale, values == "normalised"
-    if _uses_kernels(sources, impl, n_heads, values):
-        return depth_read_operator.read(*given)[0]
-    return _in_torch(*given, impl)
+    return _read(sources, inverse_rms, query, impl, n_heads, stream, scale, values == "normalised", passes=False).mixed
 
 
 class PassingRead(NamedTuple):
@@ -95,16 +91,27 @@ def passing_read(
     Raises:
         ConfigError: no source, or sources of different shape, dtype or device.
     """
+    return _read(sources, inverse_rms, query, impl, n_heads, stream, scale, values == "normalised", passes=True)
+
+
+def _read(
+    sources: Sequence[Tensor],
+    inverse_rms: Sequence[Tensor],
+    query: Tensor,
+    impl: Impl,
+    n_heads: int,
+    stream: Tensor | None,
+    scale: Tensor | None,
+    normalised: bool,
+    passes: bool,
+) -> PassingRead:
+    """Computes the read with kernels where they serve it, else in torch, which leaves the sources as they are."""
     _check(sources, inverse_rms)
-    given = sources, inverse_rms, query, n_heads, stream, scale, values == "normalised"
-    if _uses_kernels(sources, impl, n_heads, values):
-        return PassingRead(*depth_read_operator.read(*given, passes=True))
+    given = sources, inverse_rms, query, n_heads, stream, scale, normalised
+    chooses = len(sources) > 1 or normalised
+    if impl == "fused" and chooses and depth_read_operator.serves(sources, n_heads):
+        return PassingRead(*depth_read_operator.read(*given, passes=passes))
     return PassingRead(_in_torch(*given, impl), tuple(sources))
-
-
-def _uses_kernels(sources: Sequence[Tensor], impl: Impl, n_heads: int, values: Values) -> bool:
-    chooses = len(sources) > 1 or values == "normalised"
-    return impl == "fused" and chooses and depth_read_operator.serves(sources, n_heads)
 
 
 def _in_torch(

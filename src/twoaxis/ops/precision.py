@@ -4,7 +4,7 @@ import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Literal, ParamSpec, TypeVar
+from typing import Any, Literal, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,6 +17,9 @@ Impl = Literal["fused", "reference"]
 `fused` has hand-written backward passes and, on a GPU, the kernels of `ops.gpu` where there are some; the environment of a run
 says whether they were on.
 """
+
+ISOLATED: dict[str, Any] = {"isolate_recompiles": True}
+"""Gives each call of `torch.compile` its own recompile limit; not yet in the type stubs of torch."""
 
 P = ParamSpec("P")
 R = TypeVar("R")

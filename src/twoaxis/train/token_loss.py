@@ -14,10 +14,8 @@ from twoaxis.core.layout import TokenLayout
 from twoaxis.data import Batch
 from twoaxis.model import Decoder
 from twoaxis.model.block import Block
+from twoaxis.ops.precision import ISOLATED
 from twoaxis.train.recipe import TrainConfig
-
-ISOLATED: dict[str, Any] = {"isolate_recompiles": True}
-"""Gives each model its own recompile limit; not yet in the type stubs of torch."""
 
 
 def choose_device(name: str) -> torch.device:

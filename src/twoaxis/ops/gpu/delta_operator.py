@@ -15,14 +15,10 @@ MOST_CHANNELS = 4
 """Kernels are compiled for their number, and more need more registers than there are."""
 
 
-def _empty(x: Tensor) -> Tensor:
-    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
-
-
 def _fake_write(
     channels: Sequence[Tensor], direction: Tensor, targets: Tensor, beta: Tensor, eps: float, erases: bool
 ) -> list[Tensor]:
-    return [_empty(x) for x in channels]
+    return [launch.empty(x) for x in channels]
 
 
 @launch.operator(
@@ -58,7 +54,7 @@ def _fake_backward(
     eps: float,
     erases: bool,
 ) -> tuple[list[Tensor], Tensor, Tensor, Tensor]:
-    return [_empty(x) for x in channels], _empty(direction), _empty(targets), _empty(beta)
+    return [launch.empty(x) for x in channels], launch.empty(direction), launch.empty(targets), launch.empty(beta)
 
 
 @launch.operator(

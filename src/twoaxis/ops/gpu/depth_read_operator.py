@@ -36,7 +36,7 @@ def _fake_read(
     normalised: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     v = sources[0]
-    mixed = torch.empty(v.shape, dtype=v.dtype, device=v.device)
+    mixed = launch.empty(v)
     scores = torch.empty(len(sources), *v.shape[:-1], n_heads, dtype=torch.float32, device=v.device)
     return mixed, scores, torch.empty(*v.shape[:-1], n_heads, dtype=torch.float32, device=v.device)
 
@@ -102,8 +102,8 @@ def _fake_backward(
     n_heads: int,
 ) -> tuple[list[Tensor], Tensor, Tensor, Tensor, list[Tensor]]:
     like = [v for index, v in enumerate(sources) if wanted >> index & 1]
-    results = [torch.empty(v.shape, dtype=v.dtype, device=v.device) for v in like]
-    grad_query = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+    results = [launch.empty(v) for v in like]
+    grad_query = launch.empty(query)
     grad_factors = torch.empty(factors.shape if own else (0,), dtype=factors.dtype, device=factors.device)
     grad_scale = torch.empty(1, dtype=torch.float32, device=grad.device)
     return results, grad_query, grad_factors, grad_scale, [torch.empty_like(one) for one in early]

@@ -97,6 +97,11 @@ def power_of_two(n: int) -> int:
     return 1 << max(0, n - 1).bit_length()
 
 
+def empty(x: Tensor) -> Tensor:
+    """Returns a contiguous tensor of the same shape, dtype and device, for a kernel to fill."""
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
+
+
 def ready(x: Tensor) -> Tensor:
     """Returns the tensor, or a copy where it is not contiguous or its address is no multiple of 16 bytes.
 

@@ -34,7 +34,7 @@ def _inverse_rms(x: Tensor, eps: float) -> Tensor:
 
 
 def _fake_backward(x: Tensor, factors: Tensor, by_factor: Tensor, passed: Tensor | None) -> Tensor:
-    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    return launch.empty(x)
 
 
 @launch.operator("inverse_rms_backward(Tensor x, Tensor factors, Tensor by_factor, Tensor? passed) -> Tensor", _fake_backward)

@@ -18,10 +18,6 @@ MOST_TENSORS = 10
 """Streams and update together, as many as the loads of a program find registers for."""
 
 
-def _empty(x: Tensor) -> Tensor:
-    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
-
-
 def _flat(weights: Tensor | None) -> Tensor | None:
     return None if weights is None else launch.ready(weights)
 
@@ -34,7 +30,7 @@ def _constants(source: Tensor, residual: Tensor | None, write: Tensor | None) ->
 
 
 def _fake_mix(sources: Sequence[Tensor], update: Tensor | None, residual: Tensor | None, write: Tensor | None) -> list[Tensor]:
-    return [_empty(sources[0]) for _ in range(len(sources) if residual is None else residual.shape[1])]
+    return [launch.empty(sources[0]) for _ in range(len(sources) if residual is None else residual.shape[1])]
 
 
 @launch.operator("mix_streams(Tensor[] sources, Tensor? update, Tensor? residual, Tensor? write) -> Tensor[]", _fake_mix)
@@ -62,10 +58,10 @@ def _fake_backward(
 ) -> tuple[list[Tensor], Tensor, Tensor, Tensor]:
     none = sources[0].new_empty(0)
     return (
-        [] if residual is None else [_empty(x) for x in sources],
-        none if update is None else _empty(update),
-        _empty(residual) if residual is not None and wants_residual else none.clone(),
-        _empty(write) if write is not None and wants_write else none.clone(),
+        [] if residual is None else [launch.empty(x) for x in sources],
+        none if update is None else launch.empty(update),
+        launch.empty(residual) if residual is not None and wants_residual else none.clone(),
+        launch.empty(write) if write is not None and wants_write else none.clone(),
     )
 
 

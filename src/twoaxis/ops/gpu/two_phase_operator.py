@@ -74,7 +74,7 @@ def _fake_backward(
     n_heads: int,
 ) -> tuple[list[Tensor], Tensor, Tensor]:
     like = [v for index, v in enumerate(sources) if wanted >> index & 1]
-    results = [torch.empty(v.shape, dtype=v.dtype, device=v.device) for v in like]
+    results = [launch.empty(v) for v in like]
     grad_factors = torch.empty(factors.shape if own else (0,), dtype=factors.dtype, device=factors.device)
     return results, torch.empty_like(queries), grad_factors
 
