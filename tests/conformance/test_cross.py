@@ -1,7 +1,7 @@
 """Every depth mixer with every sequence mixer: forward, backward, decode, or a refusal in one sentence.
 
-Each mixer of one axis meets each of the other, and each example meets two of the other axis, in two blocks of it and attention,
-which carries heads from the first to the second.
+Each mixer of one axis meets each of the other, and each example one of them, in two blocks of it and attention, which carries
+heads from the first to the second.
 """
 
 import re
@@ -19,12 +19,12 @@ from twoaxis.testing.toy import ATTENTION, D_MODEL, toy_decoder, toy_tokens
 
 
 def _pairs() -> list[Any]:
-    """Examples of both axes in turn: as many pairs of two mixers as let each of their examples meet two mixers at least."""
+    """Examples of both axes in turn: as many pairs of two mixers as let each of their examples meet a mixer."""
     found = {}
     for n, depth in enumerate(DEPTH):
         for m, sequence in enumerate(SEQUENCE):
             names, others = list(depth.examples), list(sequence.examples)
-            shares = (-(-2 * len(names) // len(list(SEQUENCE))), -(-2 * len(others) // len(list(DEPTH))))
+            shares = (-(-len(names) // len(list(SEQUENCE))), -(-len(others) // len(list(DEPTH))))
             for turn in range(max(shares)):
                 d, s = names[(m * shares[0] + turn) % len(names)], others[(n * shares[1] + turn) % len(others)]
                 found[f"{depth.kind}-{d}-{sequence.kind}-{s}"] = depth.example(d), sequence.example(s)
