@@ -15,9 +15,9 @@ STUDY = ROOT / "studies" / "gpu" / "shortcut.toml"
 
 SHORT = (
     "replicates=2",
-    "controls=[]",
-    "budget.ladder=[]",
-    "budget.steps=40",
+    "contrasts=[]",
+    "tuning={lr=[1e-3, 2e-3], tokens=20000, widen=0}",
+    "budget={steps=40}",
     "base.batch_size=32",
     "base.validate_every=40",
     "base.checkpoint_every=40",
@@ -25,7 +25,7 @@ SHORT = (
     "base.data.tokenizer=byte",
     'arms={residual={}, deep_delta={model={depth="deep_delta"}}}',
 )
-"""Two arms, two seeds, a few steps; neither a tokenizer is trained nor a block compiled, which would take longer than these."""
+"""Two arms, two rates, two seeds, a few steps; no tokenizer is trained and no block compiled, which would take longer."""
 
 TINY = (
     "budget.steps=2",

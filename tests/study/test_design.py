@@ -142,28 +142,15 @@ def test_plan(study: StudyConfig) -> None:
 DESIGNS = sorted(path for path in (ROOT / "studies").rglob("*.toml") if path.name != "designs.toml")
 
 
-SWA = {
-    "deep_delta~short_swa@flops": "in the first 4 of 12 blocks, 2 x 4 wide, window 16",
-    "deep_delta_cc~short_swa@flops": "in the first 5 of 12 blocks, 4 x 8 wide, window 16",
-    "block_attnres~short_swa@flops": "in the first 9 of 12 blocks, 2 x 4 wide, window 16",
-    "muddformer~short_swa@flops": "in the first 11 of 12 blocks, 1 x 16 wide, window 16",
-    "mhc~short_swa@flops": "in the first 9 of 12 blocks, 4 x 32 wide, window 16",
-    "denseformer~short_swa@flops": "in the first 5 of 12 blocks, 1 x 4 wide, window 16",
-    "residual_scalars~short_swa@flops": "in the first 1 of 12 blocks, 1 x 8 wide, window 16",
-}
 SIZES = {
     "first.toml": {"short_conv": 173, "short_swa": 106},
     "fork.toml": {"short_swa": 106, "both": 102, "wider": 138},
     "shortcut.toml": {"short_swa": 106},
-    "gpu/fork.toml": SWA,
-    "gpu/shortcut.toml": {
-        **SWA,
-        "deep_delta_cc~wider_stream@flops": 770,
-        "mhc~wider_stream@flops": 782,
-        "deep_delta~wider_feed_forward@params": 2049,
-        "deep_delta_cc~wider_feed_forward@params": 2053,
-        "muddformer~wider_feed_forward@params": 2058,
-        "mhc~wider_feed_forward@params": 2112,
+    "gpu/fork.toml": {"short_swa": 709, "both": 704},
+    "gpu/shortcut.toml": {"short_swa": 709},
+    "local.toml": {
+        **{"short_swa_8": 106, "short_swa_16": 101, "short_conv": 173, "canon": 161, "dynamic_conv": 104, "kv_shift": 175},
+        **{"ngram_table": 167, "ngram_table_params": 103},
     },
 }
 """The sizes that a scan of all candidates finds, by study and arm."""
