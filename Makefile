@@ -17,9 +17,10 @@ BIN  = $(VENV)/bin
 PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q
 CORE = $(VENV)/.core-installed
 DEV  = $(VENV)/.dev-installed
+SITE = $(VENV)/.site-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help study test check format bench engines docs conformance clean
+.PHONY: help study test check format bench engines docs site conformance clean
 
 help:  ## lists the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 14
@@ -42,13 +43,21 @@ format: $(DEV)  ## formats the code and repairs what the linter can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: $(DEV)  ## writes all generated pages, drawings and formulas
+docs: $(DEV)  ## writes all generated pages, drawings and formulas, and builds the site
 	$(BIN)/python docs/kept_reports.py
 	$(BIN)/python docs/kept_benchmarks.py
 	$(BIN)/python docs/build.py
 	$(BIN)/python docs/engines.py
 	$(BIN)/python docs/page_formulas.py
 	$(BIN)/python docs/structure.py
+	$(MAKE) site
+
+# Nothing in it may be loaded from elsewhere.
+site: $(SITE)  ## builds the site from docs into docs/_build/html; warnings are errors
+	$(BIN)/python -m sphinx -W --keep-going -q docs docs/_build/html
+	@! grep -rlE '(src|href)="(https?:)?//[^">]*[.](js|css|woff2?|png|svg)|(url|import) *\(?["'"'"']?(https?:)?//' docs/_build/html \
+	    --include=*.html --include=*.css
+	@echo "open docs/_build/html/index.html"
 
 conformance: $(DEV)  ## runs the conformance checks of one mixer: make conformance NAME=deep_delta
 	CONFORMANCE=every $(PYTEST) tests/conformance -k "$(or $(NAME),$(error say which mixer: make conformance NAME=deep_delta))"
@@ -65,7 +74,7 @@ engines: $(VLLM)/.installed $(TITAN)/.installed $(CORE)  ## runs models in vLLM 
 	$(BIN)/python docs/engines.py
 
 clean:  ## removes the environments, build leftovers and caches; runs/ stays
-	rm -rf $(VENV) $(PEERS) $(VLLM) $(TITAN) build dist src/*.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(PEERS) $(VLLM) $(TITAN) build dist docs/_build src/*.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # torch comes first and alone, so that nothing installed later changes which build of it is chosen.
@@ -85,6 +94,10 @@ $(DEV): $(CORE)
 	@($(BIN)/python -m compileall -q $(VENV)/lib > /dev/null || true) & \
 	$(BIN)/python $(PIP) -c constraints.txt -e '.[dev]' && wait
 	@$(BIN)/python -m compileall -q -j 0 $(VENV)/lib > /dev/null || true
+	@touch $@
+
+$(SITE): $(CORE)
+	$(BIN)/python $(PIP) -c constraints.txt -e '.[docs]'
 	@touch $@
 
 # The peers ask for older versions of some libraries, so they get an environment of their own.

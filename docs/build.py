@@ -1,4 +1,4 @@
-"""`python docs/build.py`: writes one page and one figure per mixer, the pages of claims, of the planner, and of each study.
+"""`python docs/build.py`: writes a page and a schematic per mixer, the pages of checks, claims, the planner, and each study.
 
 With names of the planner's pages, as in `python docs/build.py published`, it writes only these.
 Texts of a page come from the docstring, the claim or the report, numbers from declared FLOPs, traced memory, the computation or
@@ -12,10 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import altair as alt
 import torch
-from torch import Tensor
-from torch.utils._pytree import tree_map
 
 from twoaxis.claims import CLAIMS, Claim, Finding
 from twoaxis.claims.claim import PAPER
@@ -24,10 +21,7 @@ from twoaxis.cli.models import REFERENCE_SHAPE, REFERENCE_STACK, depth_cost, dep
 from twoaxis.core.design import LETTERS
 from twoaxis.core.registry import sections, source
 from twoaxis.depth import DEPTH, DepthConfig
-from twoaxis.model import Decoder
 from twoaxis.planner.design_table import MethodRow, design_table, stated_shape
-from twoaxis.testing.measured import read_and_write, sublayer_list, tensors, trace
-from twoaxis.testing.toy import noise, toy_decoder, toy_tokens
 
 # So that modules next to this file are found if a test loads it.
 sys.path.append(str(Path(__file__).parent))
@@ -37,7 +31,9 @@ from planner.published.page import published_figure, published_page
 from planner.scale import scale_data, scale_text
 from planner.scale.figures import scale_figures
 from planner.scale.page import scale_page
+from reference_pages import checks_page, state_maps_page
 from relations import relation_rows
+from schematics import schematic
 from study_pages import questions, studies_index, study_page
 
 DOCS = Path(__file__).parent
@@ -51,7 +47,14 @@ TITLES = {
     "feed_forward": "Feed-forwards",
     "local": "Inside a sublayer",
 }
-N_LAYERS = 4
+
+
+READS = {
+    "depth": "What each sublayer reads of the embedding and of earlier updates, measured in a small model",
+    "sequence": "What each token reads of earlier tokens, measured at toy size",
+    "local": "What each token reads of earlier tokens, measured at toy size",
+}
+"""What the schematic of a mixer shows; a feed-forward has none, since it reads its own token only."""
 
 
 def main(*names: str) -> int:
@@ -72,11 +75,12 @@ def main(*names: str) -> int:
         (MIXERS / axis).mkdir(parents=True)
         for row in table:
             (MIXERS / axis / f"{row.kind}.md").write_text(page(axis, row), encoding="utf-8")
-            if axis == "depth":
-                # The first example is one that a model of the figure's size can hold.
-                figure(row.example(next(iter(row.examples)))).save(str(MIXERS / axis / f"{row.kind}.svg"))
+            if drawing := schematic(axis, row):
+                (MIXERS / axis / f"{row.kind}.svg").write_text(drawing, encoding="utf-8")
     (MIXERS / "README.md").write_text(index(), encoding="utf-8")
     write_readme()
+    (DOCS / "checks.md").write_text(checks_page(), encoding="utf-8")
+    (DOCS / "state_maps.md").write_text(state_maps_page(), encoding="utf-8")
     (DOCS / "claims.md").write_text(claims_page(), encoding="utf-8")
     shutil.rmtree(STUDIES, ignore_errors=True)
     STUDIES.mkdir()
@@ -87,29 +91,26 @@ def main(*names: str) -> int:
 
 
 def write_readme() -> None:
-    """Writes the rows of all mixers into the table of the README."""
+    """Writes the names of all mixers into the README."""
     lines = README.read_text(encoding="utf-8").splitlines(keepends=True)
-    rows = [index for index, line in enumerate(lines) if line.startswith("| depth |")]
-    lines[rows[0] : rows[-1] + 1] = [f"{line}\n" for line in readme_rows()]
-    for start, names in readme_names().items():
-        (index,) = (index for index, line in enumerate(lines) if line.startswith(f"{start}: "))
-        lines[index] = f"{start}: {names}.\n"
+    for axis, names in readme_names().items():
+        (index,) = (index for index, line in enumerate(lines) if line.startswith(f"| {axis} |"))
+        lines[index] = f"| {axis} | {names} |\n"
     README.write_text("".join(lines), encoding="utf-8")
 
 
-def readme_rows() -> list[str]:
-    """One line for every depth mixer."""
-    found = []
-    for row in DEPTH:
-        starts = row.example(next(iter(row.examples))).init_equivalence.relation.replace("_", " ")
-        found.append(f"| depth | `{row.kind}` | {row.summary} | {starts} | {row.evidence} |")
-    return found
-
-
 def readme_names() -> dict[str, str]:
-    """The kinds of the other tables, by the words before them."""
-    starts = {"Sequence mixers": "sequence", "Local mixers, inside a sublayer": "local", "Feed-forwards": "feed_forward"}
-    return {start: ", ".join(f"`{row.kind}`" for row in AXES[axis]) for start, axis in starts.items()}
+    """The mixers of each table with links to their pages, by the words before them."""
+    words = {
+        "along depth": "depth",
+        "along positions": "sequence",
+        "inside a sublayer": "local",
+        "feed-forwards": "feed_forward",
+    }
+    return {
+        start: ", ".join(f"[{row.kind}](docs/mixers/{axis}/{row.kind}.md)" for row in AXES[axis])
+        for start, axis in words.items()
+    }
 
 
 def write_published() -> None:
@@ -214,8 +215,8 @@ def page(axis: str, row: Any) -> str:
     """The page of one mixer."""
     said = sections(row.config)
     lines = [f"# {row.kind}\n", said["Summary"] + "\n"]
-    if axis == "depth":
-        lines += [f"![What each sublayer of a small model reads, at initialisation and away from it]({row.kind}.svg)\n"]
+    if axis in READS:
+        lines += [f"![{READS[axis]}]({row.kind}.svg)\n", f"*{READS[axis]}; all mixers share the scale.{_heads(axis, row)}*\n"]
     lines += ["```text", said["Equation"], "```\n"] if "Equation" in said else []
     for name in ("Source", "Deviates", "Shapes", "Init", "Cost", "Places", "Published", "Further", "Raises"):
         if name in said:
@@ -230,6 +231,18 @@ def page(axis: str, row: Any) -> str:
     lines += [f"**Evidence.** {_evidence(row)}\n"]
     lines += [f"**Status.** {row.status}. Try `twoaxis show {row.kind}` and `twoaxis check {axis}`.\n"]
     return "\n".join(lines)
+
+
+def _heads(axis: str, row: Any) -> str:
+    """A remark on depth mixers whose reads are not all there is to see."""
+    if axis != "depth":
+        return ""
+    config = row.example(next(iter(row.examples)))
+    with torch.device("meta"):
+        mixers, _ = config.build(config.prepare(REFERENCE_STACK))
+    if not any(mixer.mixes_heads for mixer in mixers):
+        return ""
+    return " It also mixes heads inside attention, which is not drawn."
 
 
 def _evidence(row: Any) -> str:
@@ -297,62 +310,6 @@ def _cost_table(config: DepthConfig) -> list[str]:
         "|---|---|",
     ]
     return [*lines, *(f"| {what} | {count:,} |" for what, count in rows.items()), ""]
-
-
-def figure(config: DepthConfig) -> alt.HConcatChart:
-    """The change of each read when one earlier update changes: the pattern of the mixer alone."""
-    panels = [
-        _panel(_pattern(toy_decoder(config, n_layers=N_LAYERS, perturbed=perturbed)), title)
-        for perturbed, title in ((False, "at initialisation"), (True, "away from it"))
-    ]
-    return alt.hconcat(*panels)
-
-
-@torch.no_grad()
-def _pattern(model: Decoder) -> list[dict[str, Any]]:
-    tokens = toy_tokens()
-    run = trace(model, tokens)
-    embeddings = model.embed(tokens)
-    plain = _reads(model, run, embeddings, list(run.updates))
-    rows = []
-    for origin in range(len(run.updates) + 1):
-        updates, moved = list(run.updates), embeddings
-        disturbance = 1e-3 * noise(tuple((updates[origin - 1] if origin else embeddings).shape), f"docs/{origin}")
-        if origin:
-            updates[origin - 1] = updates[origin - 1] + disturbance
-        else:
-            moved = embeddings + disturbance
-        for reader, (before, after) in enumerate(zip(plain, _reads(model, run, moved, updates), strict=True)):
-            if reader >= origin:
-                change = max(float((a - b).norm() / disturbance.norm()) for a, b in zip(after, before, strict=True))
-                rows.append({"source": origin, "reader": reader, "moves by": change})
-    return rows
-
-
-def _reads(model: Decoder, run: Any, embeddings: Tensor, updates: list[Tensor]) -> list[list[Tensor]]:
-    """The reads of every sublayer and the head for given updates; contexts and heads are unchanged."""
-    state, seen = model.ends.enter(embeddings)[0], []
-    for index, sublayer in enumerate(sublayer_list(model)):
-        given = (updates[index], run.contexts[index], run.heads[index], run.layout)
-        views, _, state = read_and_write(sublayer.depth, state, *given)
-        seen.append(tensors(tree_map(torch.clone, views)))
-    return [*seen, [model.ends.leave(state)[0]]]
-
-
-def _panel(rows: list[dict[str, Any]], title: str) -> alt.Chart:
-    n = 2 * N_LAYERS
-    names = {0: "embedding", **{i: f"{('attention', 'feed-forward')[(i - 1) % 2]} {(i + 1) // 2}" for i in range(1, n + 1)}}
-    readers = {i: names[i + 1] if i < n else "head" for i in range(n + 1)}
-    data = [{**row, "source": names[row["source"]], "reader": readers[row["reader"]]} for row in rows]
-    return (
-        alt.Chart(alt.Data(values=data), title=title, width=220, height=220)
-        .mark_rect(stroke="white")
-        .encode(
-            x=alt.X("source:N", sort=list(names.values()), title="update of"),
-            y=alt.Y("reader:N", sort=list(readers.values()), title="read of"),
-            color=alt.Color("moves by:Q", scale=alt.Scale(scheme="blues", domainMin=0), title="moves by"),
-        )
-    )
 
 
 if __name__ == "__main__":

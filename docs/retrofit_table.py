@@ -82,7 +82,19 @@ def methods() -> list[tuple[str, Any, Any]]:
     return [*NAMED, *((kind.replace("_", " "), kind, None) for kind in rest)]
 
 
-HEAD = """# Retrofits of SmolLM2-135M
+HEAD = """# Retrofit a checkpoint
+
+`twoaxis retrofit` gives a trained Llama, Mistral, Qwen2, Qwen3 or SmolLM a mixer that it did not have; the model computes at
+first what it did. SmolLM2-135M stands for a folder of safetensors or a GGUF file:
+
+```console
+$ twoaxis retrofit SmolLM2-135M --depth attention_residuals --out runs/smol steps=200 batch_size=1
+$ twoaxis train runs/smol/config.json --run runs/smol                # trains on, with the rates that retrofit wrote
+$ twoaxis generate runs/smol --prompt "The capital of France is"
+$ twoaxis export runs/smol --to hf --out smol-hf                     # for AutoModelForCausalLM, after `import twoaxis.hf`
+```
+
+In Python: `twoaxis.retrofit("SmolLM2-135M", depth="attention_residuals")`. Other checkpoints: [state maps](state_maps.md).
 
 `python docs/retrofit_table.py` writes this part. Every row adds one method to SmolLM2-135M-Instruct (30 blocks of width 576)
 with the presets of `twoaxis retrofit`, and compares the logits of both models, in float32, on {tokens:,} tokens of a State of

@@ -1,6 +1,7 @@
-"""The mixer that CONTRIBUTING.md shows works as it stands there."""
+"""The mixer that docs/own_mixer.md shows works as it stands there, file, row and package."""
 
 import re
+import tomllib
 from pathlib import Path
 from types import ModuleType
 
@@ -9,6 +10,8 @@ import torch
 
 from twoaxis import Decoder, DecoderConfig
 from twoaxis.core.parameters import declarations
+from twoaxis.core.registry import Row
+from twoaxis.testing import depth_checks, run_checks
 
 from ..scripts import load_script
 
@@ -16,17 +19,21 @@ MOST_LINES = 35
 """Of a new mixer, blank ones aside."""
 
 
+def blocks(root: Path, language: str) -> list[str]:
+    page = (root / "docs" / "own_mixer.md").read_text(encoding="utf-8")
+    return re.findall(rf"```{language}\n(.*?)```", page, re.DOTALL)
+
+
 def test_a_new_mixer_takes_few_lines(root: Path) -> None:
-    (source,) = re.findall(r"```python\n(.*?)```", (root / "CONTRIBUTING.md").read_text(), re.DOTALL)
+    source, _ = blocks(root, "python")
     lines = [line for line in source.splitlines() if line.strip()]
     assert len(lines) <= MOST_LINES
 
 
 @pytest.fixture
 def example(root: Path, tmp_path: Path) -> ModuleType:
-    (source,) = re.findall(r"```python\n(.*?)```", (root / "CONTRIBUTING.md").read_text(), re.DOTALL)
     file = tmp_path / "rezero.py"
-    file.write_text(source)
+    file.write_text("\n".join(blocks(root, "python")))
     return load_script(file)
 
 
@@ -42,3 +49,13 @@ def test_example_mixer_runs_in_a_decoder(example: ModuleType) -> None:
     torch.testing.assert_close(logits[:, 1:], model(tokens[:, 1:]))
     logits.square().sum().backward()
     assert all(weight.grad is not None and weight.grad.abs().item() > 0 for weight in weights)
+
+
+def test_its_package_gives_the_row(root: Path, example: ModuleType) -> None:
+    (package,) = (tomllib.loads(text) for text in blocks(root, "toml"))
+    (entry,) = package["project"]["entry-points"]["twoaxis.depth"].items()
+    assert entry == (example.ROW.kind, "rezero:ROW") and package["tool"]["setuptools"]["py-modules"] == ["rezero"]
+    assert isinstance(example.ROW, Row)
+    quick = ("init_equivalence", "causal_along_depth", "depth_params_are_exact", "depth_flops_are_exact")
+    results = run_checks([example.ROW], [check for check in depth_checks() if check.name in quick])
+    assert len(results) == len(quick) and all(result.ok for result in results), results

@@ -1,4 +1,4 @@
-"""The pages of docs are what `make docs` would write now, and every depth mixer has its figure."""
+"""The pages of docs are what `make docs` would write now, and every mixer of tokens or depth has its schematic."""
 
 import re
 from pathlib import Path
@@ -29,7 +29,19 @@ def computed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def test_page_is_up_to_date(axis: str, row, root: Path, build: ModuleType) -> None:  # type: ignore[no-untyped-def]
     page = root / "docs" / "mixers" / axis / f"{row.kind}.md"
     assert page.read_text(encoding="utf-8") == build.page(axis, row), "run `make docs`"
-    assert page.with_suffix(".svg").exists() == (axis == "depth")
+    assert page.with_suffix(".svg").exists() == (axis != "feed_forward")
+
+
+def test_pages_of_checks_and_state_maps_are_up_to_date(root: Path, build: ModuleType) -> None:
+    for name in ("checks", "state_maps"):
+        written = (root / "docs" / f"{name}.md").read_text(encoding="utf-8")
+        assert written == getattr(build, f"{name}_page")(), "run `make docs`"
+
+
+def test_schematics_share_a_scale_and_have_a_dark_form(root: Path) -> None:
+    drawings = list((root / "docs" / "mixers").rglob("*.svg"))
+    styles = {re.findall(r"<style>.*</style>", path.read_text(encoding="utf-8"))[0] for path in drawings}
+    assert len(drawings) > 40 and len(styles) == 1 and "prefers-color-scheme:dark" in styles.pop()
 
 
 def test_index_is_up_to_date(root: Path, build: ModuleType) -> None:
