@@ -146,7 +146,7 @@ class DepthQuery(DeclaredModule):
         """Returns the mixture of the sources, and these as the next reader should take them; see `passing_read`."""
         form, query = self.form, self.query(sources)
         if form.keys == "emitted":
-            return self.scaled(softmax_mix(sources.values, self._logits(sources, query), form.impl)), sources
+            return self.scaled(softmax_mix(sources.values, self._logits(sources, query))), sources
         given = sources.values, sources.inverse_rms, query, form.impl
         read = passing_read(*given, n_heads=form.n_heads, values=form.values)
         return self.scaled(read.mixed), sources._replace(values=read.sources)
