@@ -69,6 +69,13 @@ def test_autocast_changes_nothing() -> None:
     assert all(torch.equal(a, b) for a, b in zip(plain, cast, strict=True))
 
 
+def test_a_scaled_source_is_rounded_once() -> None:
+    stream, source = (normal(2, 8, 33, seed=seed, dtype=torch.bfloat16) for seed in range(2))
+    scale = torch.tensor([0.7], dtype=torch.bfloat16)
+    exact = (stream.double() + scale.double() * source.double()).bfloat16()
+    assert torch.equal(depth_read([source], [inverse_rms(source, EPS)], torch.ones(33), stream=stream, scale=scale), exact)
+
+
 def test_weights_sum_to_one_also_for_huge_scores() -> None:
     sources = [normal(1, 3, 4, seed=i, dtype=torch.float32) for i in range(3)]
     factors = [torch.full((1, 3), 1e4) for _ in sources]

@@ -124,7 +124,7 @@ def _in_torch(
             factors = [with_gradient(r, v) for v, r in zip(sources, inverse_rms, strict=True)]
             weights = weights * torch.stack(factors).unsqueeze(-1)
         mixed = weighted_sum(sources, weights)
-    mixed = mixed if scale is None else scale * mixed
+    mixed = mixed if scale is None else scale.to(statistics_dtype(mixed)) * mixed
     return (mixed if stream is None else stream + mixed).to(sources[0].dtype)
 
 
