@@ -24,7 +24,8 @@ def depth_attention(q: Source, keys: Sequence[Source], values: Sequence[Source])
     Equation: y = sum_i a_i v_i,  a = softmax_i(q^T k_i / sqrt(K)), per token and head
     Source:   Residual Stream Duality, arXiv:2603.16039, section 2.2; it is causal attention with depth as the position
     Shapes:   softmax in float32 (float64 for float64); y in the dtype of the values, rounded once
-    Cost:     flops 4*K per head, source and token; saves q, keys, values and one weight per source, head and token
+    Cost:     flops 4*K per head, source and token; saves q in the precision of statistics, keys, values and one weight per
+              source, head and token
 
     Raises:
         ConfigError: no source, or not one key per value.
@@ -48,7 +49,7 @@ def depth_summary(
 
     Equation: score = log sum_i exp(s_i),  value = sum_i softmax_i(s) v_i,  s_i = q^T k_i / sqrt(K), per token and head
     Shapes:   consecutive groups of H/G query heads share a kv-head; the score in float32 (float64 for float64)
-    Cost:     that of `depth_attention`
+    Cost:     that of `depth_attention`; saves one score more per source, head and token
 
     Raises:
         ConfigError: no source, or not one key per value.

@@ -48,7 +48,7 @@ def early_reads(
     Source:   Attention Residuals, arXiv:2603.15031, Algorithm 1, normalised, so that merging is a softmax over (l, s_late)
     Deviates: the maximum and the sum are stored as one number, their log-sum-exp
     Shapes:   all results in float32 (float64 for float64)
-    Cost:     flops 4*D per source, query and token; saves the sources and 2*H numbers per source, query and token
+    Cost:     flops 4*D per source, query and token; saves the sources and 3*H numbers per source, query and token
 
     Raises:
         ConfigError: no source, or not one inverse rms per source.
