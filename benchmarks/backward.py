@@ -1,58 +1,59 @@
 """`python benchmarks/backward.py`: what every hand-written backward pass gains in a training step, over its plain form.
 
-A pass that gains less than a tenth of a step, in time or in what the step keeps for its backward pass, is not worth its code.
+A pass that gains less than a tenth of a step, in time or in what the step saves for its backward pass, is not worth its code.
+Saved bytes are counted, in three precisions, and do not depend on the machine's load: `--rounds 0` counts them alone.
 """
 
 import argparse
 import importlib
+import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 # Run as a script, Python looks for modules beside it only.
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks import models
-from benchmarks.depth import saved_bytes
 from benchmarks.measure import header_lines, interleave
 from benchmarks.peers import PeerShape
+from twoaxis import Decoder
+from twoaxis.core.measure import saved_bytes
 
 SHAPE = PeerShape()
 ATTENTION = {"kind": "attention", "n_heads": SHAPE.n_heads}
 
 OPERATORS: dict[str, tuple[str, Any, tuple[Any, ...]]] = {
-    "norm: RMSNorm": ("norm", "residual", ()),
-    "norm: LayerNorm": ("norm", {"kind": "norm_placement", "placement": "deepnorm"}, ()),
-    "gated_linear": ("gated_linear", "residual", ()),
-    "blend": ("blend", {"kind": "norm_placement", "placement": "post", "blend": "annealed"}, ()),
-    "mix: DenseFormer": ("mix", "denseformer", ()),
-    "mix: MUDDFormer": ("mix", "muddformer", ()),
-    "mix: LIMe": ("mix", "lime", ()),
+    "rms_norm": ("norm", "residual", ()),
+    "layer_norm": ("norm", {"kind": "norm_placement", "placement": "deepnorm"}, ()),
+    "silu_gate": ("gated_linear", "residual", ()),
     "weight_mlp": ("weight_mlp", "muddformer", ()),
-    "depth_read": ("depth_read", "attention_residuals", ()),
-    "two_phase": ("two_phase", {"kind": "attention_residuals", "block_size": 4, "schedule": "two_phase"}, ()),
-    "depth_attention": ("depth_attention", {"kind": "depth_attention", "window": 8}, ()),
-    "depth_attention: MoDA": ("depth_attention", "mixture_of_depths_attention", ()),
+    "_factor: source_factor": ("depth_read", "attention_residuals", ()),
     "grn": ("grn", "deep_cross_attention", ()),
     "hyper_read": ("hyper_read", {"kind": "hyper_connections", "n_streams": 4}, ()),
-    "streams": ("streams", {"kind": "mhc", "n_streams": 4}, ()),
-    "scores: mHC": ("scores", {"kind": "mhc", "n_streams": 4}, ()),
+    "joint_scores": ("scores", {"kind": "mhc", "n_streams": 4}, ()),
+    "stream_scores": ("scores", {"kind": "mhc", "n_streams": 4, "scores": "per_stream"}, ()),
     "sinkhorn": ("sinkhorn", {"kind": "mhc", "n_streams": 4}, ()),
     "gated_read": ("gated_read", {"kind": "gated_residual", "n_streams": 4}, ()),
-    "delta": ("delta", "deep_delta", ()),
-    "delta: 4 channels": ("delta", {"kind": "deep_delta", "value_channels": 4, "compressor": "channel"}, ()),
-    "scores: DDL": ("scores", "deep_delta", ()),
-    "low_rank": ("low_rank", "laurel", ()),
-    "causal_conv: ShortConv": ("causal_conv", "residual", ("short_conv", ATTENTION)),
-    "causal_conv: DDL TC": ("causal_conv", {"kind": "deep_delta", "value_channels": 4, "compressor": "time"}, ()),
-    "token_taps": ("token_taps", "residual", ({**ATTENTION, "projected_local": "dynamic_conv"},)),
+    "delta_writes": ("delta", "deep_delta", ()),
+    "delta_writes: 4 channels": ("delta", {"kind": "deep_delta", "value_channels": 4, "compressor": "channel"}, ()),
+    "row_product": ("scores", "deep_delta", ()),
+    "linear_scores: value residual": ("scores", {"kind": "value_residual", "variant": "gated"}, ()),
+    "linear_scores: Gated DeltaNet": ("scores", "residual", ("gated_delta_net",)),
+    "causal_conv_sum: ShortConv": ("causal_conv", "residual", ("short_conv", ATTENTION)),
+    "causal_conv_sum: DDL TC": ("causal_conv", {"kind": "deep_delta", "value_channels": 4, "compressor": "time"}, ()),
+    "_convolve: token_taps": ("token_taps", "residual", ({**ATTENTION, "projected_local": "dynamic_conv"},)),
     "ngram_gate": ("ngram_gate", "residual", ("ngram_embedding", ATTENTION)),
 }
-"""By name: the module of the operator, a depth mixer, and the sublayers in place of attention, if not that alone."""
+"""By function, and what calls it: its module, a depth mixer, and the sublayers in place of attention, if not that alone."""
+
+PRECISIONS = {"float32": (torch.float32, False), "bfloat16": (torch.bfloat16, False), "autocast": (torch.float32, True)}
+"""The dtype of the model, and whether it runs under autocast to bfloat16."""
 
 
 def main() -> None:
@@ -62,35 +63,62 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=list(OPERATORS), choices=list(OPERATORS), metavar="OPERATOR")
     options = parser.parse_args()
     print(header_lines(), "\n")
-    print("| operator | plain step / step (min..max) | kept for backward, plain / own |")
-    print("|---|---|---|")
+    print(f"| operator | plain step / step (min..max) | {' | '.join(f'saved bytes, {name}' for name in PRECISIONS)} |")
+    print("|---|---|---|---|---|")
     for name in options.only:
         module, depth, sublayers = OPERATORS[name]
+        function = name.partition(":")[0]
         model = models.decoder(SHAPE, depth, sublayers)
-        own = models.loss_step(model, SHAPE.tokens())
-        plain = _with_plain(module, own)
-        timing = interleave({"own": own, "plain": plain}, rounds=options.rounds, warmup=1)[-1]
-        kept = saved_bytes(plain) / saved_bytes(own)
-        print(f"| {name} | **{timing.ratio:.2f}** ({timing.lowest:.2f}..{timing.highest:.2f}) | {kept:.2f} |", flush=True)
+        time = _time(model, module, function, options.rounds) if options.rounds else "-"
+        saved = [f"{_saved_ratio(model, module, function, *precision):.2f}" for precision in PRECISIONS.values()]
+        print(f"| {name} | {time} | {' | '.join(saved)} |", flush=True)
 
 
-def _with_plain(module: str, step: Callable[[], Tensor]) -> Callable[[], Tensor]:
-    def run() -> Tensor:
-        with _plain(module):
-            return step()
+def _time(model: Decoder, module: str, function: str, rounds: int) -> str:
+    own = models.loss_step(model, SHAPE.tokens())
 
-    return run
+    def plain() -> Tensor:
+        with _plain(module, function):
+            return own()
+
+    timing = interleave({"own": own, "plain": plain}, rounds=rounds, warmup=1)[-1]
+    return f"**{timing.ratio:.2f}** ({timing.lowest:.2f}..{timing.highest:.2f})"
+
+
+def _saved_ratio(model: Decoder, module: str, function: str, dtype: torch.dtype, autocast: bool) -> float:
+    """Bytes saved for the backward pass, parameters aside: the plain form's over the own pass's."""
+    model, tokens = model.to(dtype), SHAPE.tokens()
+    inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
+    def loss() -> object:
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            return model.loss(inputs, targets)
+
+    own = saved_bytes(loss, lambda _: model.parameters())
+    with _plain(module, function):
+        return saved_bytes(loss, lambda _: model.parameters()) / own
 
 
 @contextmanager
-def _plain(name: str) -> Iterator[None]:
-    """Lets one operator run in its plain form."""
+def _plain(name: str, function: str) -> Iterator[None]:
+    """Lets one function of a module run in its plain form."""
     module: Any = importlib.import_module(f"twoaxis.ops.{name}")
-    before, module.runs_plain = module.runs_plain, lambda impl: True
+    before = module.runs_plain
+    asked: list[str] = []
+
+    def runs_plain(impl: str) -> bool:
+        frame = inspect.currentframe()
+        assert frame is not None and frame.f_back is not None
+        asked.append(frame.f_back.f_code.co_name)
+        return asked[-1] == function or before(impl)
+
+    module.runs_plain = runs_plain
     try:
         yield
     finally:
         module.runs_plain = before
+    if function not in asked:
+        raise SystemExit(f"{function} of ops/{name}.py did not run: this row measures nothing")
 
 
 if __name__ == "__main__":

@@ -169,12 +169,8 @@ def half_gate(q, k, v, decay_log, beta, **options):  # type: ignore[no-untyped-d
     return gated_delta(q, k, v, decay_log, beta / 2, **options)
 
 
-def forgets_the_oldest(q, keys, values, impl: Any = "fused"):  # type: ignore[no-untyped-def]
-    return depth_attention(q, keys[-2:], values[-2:], impl)
-
-
-def steep_read(q, keys, values, impl="fused"):  # type: ignore[no-untyped-def]
-    return steep(q, keys, values, impl)
+def forgets_the_oldest(q, keys, values):  # type: ignore[no-untyped-def]
+    return depth_attention(q, keys[-2:], values[-2:])
 
 
 def same_reader(model, block, *states):  # type: ignore[no-untyped-def]
@@ -265,7 +261,7 @@ FAULTS: dict[str, tuple[int, Callable[[Patch], object], str]] = {
         lambda m: m.setattr(state_reader, "depth_attention", forgets_the_oldest),
         "logits, window all",
     ),
-    "gradients of a read": (10, lambda m: m.setattr(state_reader, "depth_attention", steep_read), "gradients, window"),
+    "gradients of a read": (10, lambda m: m.setattr(state_reader, "depth_attention", steep), "gradients, window"),
     "one reader for all": (10, lambda m: m.setattr(duality_in_model, "read_at", same_reader), "own matrices on equal windows"),
     "half a gate": (11, lambda m: m.setattr(delta_dual, "gated_delta", half_gate), "state after a write"),
     "another write": (11, lambda m: m.setattr(delta_dual, "delta_writes", too_far_writes), "gradients, one channel"),

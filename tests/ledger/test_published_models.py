@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("transformers", reason="needs transformers")
 
-from twoaxis.core.cost import Shape
+from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.errors import ConfigError
 from twoaxis.ledger.decoder_memory import decoder_cache_bytes
 from twoaxis.ledger.published import PublishedModel, count_published
@@ -121,6 +121,44 @@ def test_keys_that_change_the_architecture_are_used_or_said() -> None:
     said = counted("mixtral", n_shared_experts=1, quantization_config={"quant_method": "fp8"}).not_counted
     assert [line.partition(":")[0] for line in said] == ["n_shared_experts=1", "quantization_config"]
     assert "may change the model" in said[0]
+
+
+def test_tables_of_positions_compute_nothing() -> None:
+    def small(positions: int) -> Cost:
+        keys = {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 64, "n_positions": positions}
+        return decoder_cost(read_published({"model_type": "gpt2", **keys}, "small"), Shape(1, 3))
+
+    few, many = small(10), small(5000)
+    assert many == few + Cost(params=4990 * 32, table_params=4990 * 32) and few.table_params == 10 * 32
+
+
+def test_what_text_does_not_reach_is_said_and_costs_parameters_alone() -> None:
+    vision: dict[str, Any] = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "image_size": 28,
+    }
+    both: dict[str, Any] = {"text_config": {**GROUPED, "head_dim": 8}, "vision_config": {**vision, "patch_size": 14}}
+    text, seeing = read("gemma3_text", head_dim=8), read("gemma3", **both)
+    more = params(seeing) - params(text)
+    assert [line.partition(":")[0] for line in seeing.not_counted] == ["model.vision_tower", "model.multi_modal_projector"]
+    assert decoder_cost(seeing, Shape(1, 3)) == decoder_cost(text, Shape(1, 3)) + Cost(params=more, table_params=more)
+    assert more > 32 * 32 and not text.not_counted
+    # A tower with more layers than the language model does not stand in for it.
+    both["vision_config"]["num_hidden_layers"] = 3
+    assert [len(read("gemma3", **both).blocks), len(seeing.blocks)] == [2, 2]
+
+
+def test_layers_that_share_a_cache_keep_none_and_need_no_note() -> None:
+    keys: dict[str, Any] = {"head_dim": 8, "num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2}
+    keys |= {"num_kv_shared_layers": 2, "laurel_rank": 4, "activation_sparsity_pattern": [0.0] * 4, "sliding_window": 5}
+    keys |= {"vocab_size_per_layer_input": 64, "hidden_size_per_layer_input": 16}
+    model = read("gemma3n_text", **keys)
+    assert (cache(model, 50), model.not_counted) == (2 * 2 * 8 * 2 * (4 + 50), ())
+    # The embedding of every layer's input is a table too.
+    assert decoder_cost(model, Shape(1, 1)).table_params == 64 * 4 * 16
 
 
 def test_what_transformers_cannot_run_without_memory_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

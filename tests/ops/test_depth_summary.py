@@ -28,7 +28,7 @@ def joint(impl: Impl, weighted: bool = False, **options: Any) -> Any:
     def attend(q: Tensor, k: Tensor, v: Tensor, *more: Tensor) -> Tensor:
         weight, sink, slots = _parts(more, weighted, options)
         keys, values = slots[: len(slots) // 2], slots[len(slots) // 2 :]
-        score, value = depth_summary(q.transpose(1, 2), keys, values, impl)
+        score, value = depth_summary(q.transpose(1, 2), keys, values)
         beside = (score.transpose(1, 2), value.transpose(1, 2), *weight)
         return local_attention(q, k, v, **{**options, "sink": sink}, beside=beside, impl=impl)
 

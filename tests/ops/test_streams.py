@@ -7,13 +7,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from twoaxis.core.errors import ConfigError
-from twoaxis.ops import streams as stream_ops
-from twoaxis.ops.precision import Impl
 from twoaxis.ops.streams import mean_streams, mix_pieces, sum_streams
 
-from .compare import assert_same, assert_within_rounding, normal
+from .compare import assert_same, normal
 
-ENGINES: tuple[Impl, ...] = ("fused", "reference")
 SIZES = {"B": st.integers(1, 2), "T": st.integers(1, 3)}
 
 
@@ -43,12 +40,12 @@ def loops(residual: Tensor | None, write: Tensor | None, update: Tensor | None, 
     return rows.flatten(-2).unflatten(-1, (-1, D)).movedim(-2, 0)
 
 
-def write_of(m: int, impl: Impl, keeps: bool) -> Callable[..., Tensor]:
+def write_of(m: int, keeps: bool) -> Callable[..., Tensor]:
     """As a function of write weights, update, residual weights unless the streams are kept, and streams."""
 
     def function(write: Tensor, update: Tensor, *rest: Tensor) -> Tensor:
         residual, streams = (None, rest) if keeps else (rest[0], rest[1:])
-        return torch.stack(mix_pieces(streams, update, residual, write, m, impl))
+        return torch.stack(mix_pieces(streams, update, residual, write, m))
 
     return function
 
@@ -61,8 +58,8 @@ def write_loops(m: int, keeps: bool) -> Callable[..., Tensor]:
     return function
 
 
-def read_of(m: int, impl: Impl) -> Callable[..., Tensor]:
-    return lambda weights, *streams: torch.stack(mix_pieces(streams, None, weights, None, m, impl))
+def read_of(m: int) -> Callable[..., Tensor]:
+    return lambda weights, *streams: torch.stack(mix_pieces(streams, None, weights, None, m))
 
 
 def inputs_of(each: str, rows: str, n: int, m: int, width: int, B: int, T: int) -> list[Tensor]:
@@ -78,16 +75,7 @@ def inputs_of(each: str, rows: str, n: int, m: int, width: int, B: int, T: int) 
 @settings(max_examples=8)
 def test_equals_loops(each: str, rows: str, n: int, m: int, width: int, B: int, T: int) -> None:
     keeps = rows == "identity"
-    for impl in ENGINES:
-        assert_same(write_of(m, impl, keeps), write_loops(m, keeps), inputs_of(each, rows, n, m, width, B, T))
-
-
-@pytest.mark.parametrize("rows", ["all", "own", "identity"])
-def test_a_few_tokens_at_a_time_give_the_same(rows: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    keeps, inputs = rows == "identity", inputs_of("token", rows, 2, 2, 3, 2, 7)
-    monkeypatch.setattr(stream_ops, "NUMBERS_IN_CACHE", 1)
-    assert len(stream_ops.spans(inputs[-1].flatten(0, 1))) > 2
-    assert_same(write_of(2, "fused", keeps), write_loops(2, keeps), inputs)
+    assert_same(write_of(m, keeps), write_loops(m, keeps), inputs_of(each, rows, n, m, width, B, T))
 
 
 @pytest.mark.parametrize("each", ["number", "token"])
@@ -95,8 +83,7 @@ def test_a_few_tokens_at_a_time_give_the_same(rows: str, monkeypatch: pytest.Mon
 @settings(max_examples=8)
 def test_a_read_equals_loops(each: str, n: int, m: int, reads: int, B: int, T: int) -> None:
     inputs = [weights(each, n * m, reads * m, B, T, 1), *(normal(B, T, 2 * m, seed=3 + k) for k in range(n))]
-    for impl in ENGINES:
-        assert_same(read_of(m, impl), lambda weights, *streams: loops(weights, None, None, m, *streams), inputs)
+    assert_same(read_of(m), lambda weights, *streams: loops(weights, None, None, m, *streams), inputs)
 
 
 def test_the_sum_is_rounded_once() -> None:
@@ -106,18 +93,13 @@ def test_the_sum_is_rounded_once() -> None:
     assert torch.equal(mean_streams(streams), (exact / 5).bfloat16())
 
 
-def streams_of(impl: Impl):  # type: ignore[no-untyped-def]
-    return lambda first, residual, write, update, *rest: torch.stack(
-        mix_pieces((first, *rest), update, residual, write.unsqueeze(0), 1, impl)
-    )
-
-
 @pytest.mark.parametrize("each", ["number", "token"])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_rounds_once(each: str, dtype: torch.dtype) -> None:
-    first, update, *rest = (normal(2, 3, 8, seed=2 + k) for k in range(5))
-    inputs = [first, weights(each, 4, 4, 2, 3, 0), weights(each, 1, 4, 2, 3, 1)[0], update, *rest]
-    assert_within_rounding(streams_of("fused"), streams_of("reference"), inputs, dtype)
+def test_is_rounded_once(each: str) -> None:
+    update, *streams = (normal(2, 3, 8, seed=2 + k, dtype=torch.bfloat16) for k in range(5))
+    residual, write = weights(each, 4, 4, 2, 3, 0).float(), weights(each, 1, 4, 2, 3, 1).float()
+    exact = mix_pieces([s.double() for s in streams], update.double(), residual.double(), write.double(), 1)
+    for ours, truth in zip(mix_pieces(streams, update, residual, write, 1), exact, strict=True):
+        assert (ours != truth.to(torch.bfloat16)).float().mean() < 0.05
 
 
 def test_rows_are_sources_and_columns_destinations() -> None:
@@ -128,11 +110,10 @@ def test_rows_are_sources_and_columns_destinations() -> None:
     assert [s.item() for s in results] == [100.0, 1.0, 10.0]
 
 
-@pytest.mark.parametrize("impl", ["fused", "reference"])
-def test_one_tensor_may_be_several_streams(impl: Impl) -> None:
+def test_one_tensor_may_be_several_streams() -> None:
     x, y = normal(1, 2, 3).requires_grad_(), normal(1, 2, 3, seed=1)
     residual = normal(2, 2, seed=2)
-    torch.stack(mix_pieces((x, x), y, residual, torch.ones(1, 2, dtype=x.dtype), 1, impl)).sum().backward()
+    torch.stack(mix_pieces((x, x), y, residual, torch.ones(1, 2, dtype=x.dtype), 1)).sum().backward()
     assert x.grad is not None
     torch.testing.assert_close(x.grad, residual.sum().expand_as(x))
 

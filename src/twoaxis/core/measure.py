@@ -176,7 +176,8 @@ def first_ways() -> Iterator[None]:
 def ways(each: Iterable[T]) -> list[T]:
     """All results of an engine that reads and saves the same for each; the first alone within `first_ways`."""
     found = list(each)
-    return found if _EVERY_WAY.get() else found[:1]
+    # A compiler cannot read context variables.
+    return found if torch.compiler.is_compiling() or _EVERY_WAY.get() else found[:1]
 
 
 def storage_of(tensor: Tensor) -> int:

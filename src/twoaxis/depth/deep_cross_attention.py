@@ -199,7 +199,7 @@ class GRN(DeclaredModule):
         """Returns one sum for each way."""
         config = self.config
         if not config.has_scores:
-            return mix(columns, self.bias, config.impl)
+            return mix(columns, self.bias)
         return grn(columns, self.bias, self.score_weight, config.activation, self.score_gain, self.eps, config.impl)
 
     def explain(self, columns: tuple[Stream, ...], made: Sequence[Tensor]) -> Explanation:

@@ -167,8 +167,7 @@ class DeltaAttentionResidualsConfig(DepthConfig):
         params = null * D + gate
         if n == 1:
             return Cost(params=params, elementwise_flops=N * D * (1 + gate))
-        flops = N * (n * (2 * D + 5) + D * (1 + gate))
-        return Cost(params=params + 2 * D, matmul_flops=2 * N * n * D, elementwise_flops=flops)
+        return Cost(params=params + 2 * D, elementwise_flops=N * (n * (4 * D + 5) + D * (1 + gate)))
 
     def build(self, stack: LayerStack) -> "tuple[list[DeltaAttentionResiduals], DeltaEnds]":
         """Builds a query for each read, or two where values have their own."""

@@ -55,7 +55,7 @@ class DenseFormerConfig(DepthConfig):
         granularity: a unit is a `block`, or a `sublayer`.
         last: a row reads the embedding and this many newest outputs; None reads them all.
         older_init: start of all weights of a row but the newest; None means the authors' (0; connect_to_last 1e-4).
-        impl: `fused` or `reference`.
+        impl: `fused` or `reference`; the same computation, since the plain form is as fast.
 
     Raises:
         ConfigError: options that exclude each other, or groups that do not fill the stack.
@@ -156,7 +156,6 @@ class DenseFormer(DepthMixer, config=DenseFormerConfig):
 
     def __init__(self, config: DenseFormerConfig, site: SublayerPosition) -> None:
         super().__init__()
-        self.impl: Impl = config.impl
         rows, (unit, opens, self.ends_unit) = config.rows_of(site.stack), unit_of(site, config.granularity)
         # Between two units without a row, the stream is the newest output.
         self.stream_is_kept = opens and unit not in rows and unit in read_later(rows, unit)
@@ -179,7 +178,7 @@ class DenseFormer(DepthMixer, config=DenseFormerConfig):
             return History(outputs)
         kept = tuple(outputs[index] for index in self.kept)
         if self.row:
-            (stream,) = mix([outputs[index] for index in self.row], self.weights.unsqueeze(0), self.impl)
+            (stream,) = mix([outputs[index] for index in self.row], self.weights.unsqueeze(0))
             return History((*kept, stream))
         return History(kept if self.newest_is_kept else (*kept, outputs[-1]))
 

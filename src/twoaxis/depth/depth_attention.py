@@ -52,7 +52,7 @@ class DepthAttentionConfig(DepthConfig):
         states: `normalised` (with a gain) before they are projected, or `raw`.
         qk_norm: `none`, or an RMSNorm of the query and the key of each `head`, with a gain for all heads.
         temperature: of the softmax: `fixed`, or `learned`: a factor on the scores of each head, 1 at first.
-        impl: `fused` or `reference`.
+        impl: `fused` or `reference`; the same computation, since the plain form is as fast.
 
     Raises:
         ConfigError: heads that do not fit the width, or options that exclude each other.
@@ -152,7 +152,6 @@ class DepthAttentionConfig(DepthConfig):
             states=self.states,
             qk_norm=self.qk_norm,
             temperature=self.temperature,
-            impl=self.impl,
         )
 
     def controls(self) -> Controls:

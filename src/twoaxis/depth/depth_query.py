@@ -101,12 +101,11 @@ class ReadForm:
         if n == 1:
             return Cost()
         tokenwise = self.query == "token"
-        by_product = H == 1 and not tokenwise and self.keys != "emitted"
         # The factors of normalised values are one more product per weight.
-        per_source = 2 * D + 2 * W * (not by_product) + (5 if self.values == "raw" else 6) * H
+        per_source = 2 * D + 2 * W + (5 if self.values == "raw" else 6) * H
         return Cost(
             params=self.params,
-            matmul_flops=2 * tokens * (W * W * tokenwise + n * D * by_product),
+            matmul_flops=2 * tokens * W * W * tokenwise,
             elementwise_flops=tokens * (n * per_source + W * tokenwise + D * (self.read_scale > 1)),
         )
 
@@ -120,11 +119,10 @@ class ReadForm:
             queries: of phase 1 at this place; 0 where no block opens.
         """
         D, H, late, reads = d_model, self.n_heads, len(self.names) - early, len(self.names) > 1
-        per_query = 2 * D + 5 * H + 2 * D * (H > 1)
+        per_query = 4 * D + 5 * H
         merging = (late * (4 * D + 5 * H) + 2 * D) * (reads and late > 0) + D * (reads and self.read_scale > 1)
         return Cost(
             params=reads * self.params,
-            matmul_flops=2 * tokens * early * queries * D * (H == 1),
             elementwise_flops=tokens * (early * queries * per_query + merging),
         )
 
@@ -146,7 +144,7 @@ class DepthQuery(DeclaredModule):
         """Returns the mixture of the sources, and these as the next reader should take them; see `passing_read`."""
         form, query = self.form, self.query(sources)
         if form.keys == "emitted":
-            return self.scaled(softmax_mix(sources.values, self._logits(sources, query), form.impl)), sources
+            return self.scaled(softmax_mix(sources.values, self._logits(sources, query))), sources
         given = sources.values, sources.inverse_rms, query, form.impl
         read = passing_read(*given, n_heads=form.n_heads, values=form.values)
         return self.scaled(read.mixed), sources._replace(values=read.sources)

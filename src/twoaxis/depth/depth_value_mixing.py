@@ -46,7 +46,7 @@ class DepthValueMixingConfig(DepthConfig):
         recent_window: with a stride, the last layers that are read as well.
         weights: `attention` over depth; `uniform`, the control that reads no keys; or `off`, the plain model.
         blend: `none`, or `annealed`: v + g (m - v), g from 0 on, by a recipe or learned.
-        impl: `fused` or `reference`.
+        impl: `fused` or `reference`; the same computation, since the plain form is as fast.
 
     Raises:
         ConfigError: no sublayer with heads, none that has an earlier one of its kind to read, kv-heads of different widths in
@@ -160,7 +160,7 @@ class DepthValueMixing(StreamWrite, config=DepthValueMixingConfig):
         v = heads.v
         if self.reads:
             keys, values = self._keys_and_values(heads, state)
-            v = self._blended(v, depth_attention(self._query(heads), keys, values, self.config.impl))
+            v = self._blended(v, depth_attention(self._query(heads), keys, values))
         heads = heads._replace(k=heads.k.contiguous() if self.keeps_key else heads.k, v=v.contiguous())
         known = self._layers(heads, state)
         return heads, state.with_chain(self.chain, tuple(x for i in self.keeps for x in known[i]))

@@ -125,7 +125,7 @@ class ElcBertConfig(DepthConfig):
     def combination(self, n_sources: int, stack: LayerStack) -> Combination:
         """Builds one convex sum."""
         scale = stack.update_scale if self.variant == "normalized" else 1.0
-        return Combination(n_sources, float(self.variant == "base"), self.blend == "annealed", self.impl, scale)
+        return Combination(n_sources, float(self.variant == "base"), self.blend == "annealed", scale)
 
     def _mixture_cost(self, n: int, stack: LayerStack, shape: Shape) -> Cost:
         if n == 1:

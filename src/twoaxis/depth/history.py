@@ -20,7 +20,7 @@ from twoaxis.core.views import WeightedSum, per_token, span_name
 from twoaxis.depth.base import DepthEnds, DepthMixer, Explanation, Layout, State, Stream, Views
 from twoaxis.ops.blend import annealed, blend_parameter
 from twoaxis.ops.mix import mix
-from twoaxis.ops.precision import Impl, outside_autocast, statistics_dtype
+from twoaxis.ops.precision import outside_autocast, statistics_dtype
 
 Granularity = Literal["block", "sublayer"]
 """One unit of depth."""
@@ -130,13 +130,11 @@ class Combination(DeclaredModule):
         n_sources: summed.
         newest_logit: start of the logit of the newest source, beyond that of the others.
         blends: whether a learned weight interpolates from the plain sum of all sources, at 0, to the convex one.
-        impl: `fused` or `reference`.
         update_scale: of updates that have lost it in a norm: the logarithm is the start of the logits after the first one.
     """
 
-    def __init__(self, n_sources: int, newest_logit: float, blends: bool, impl: Impl, update_scale: float = 1.0) -> None:
+    def __init__(self, n_sources: int, newest_logit: float, blends: bool, update_scale: float = 1.0) -> None:
         super().__init__()
-        self.impl: Impl = impl
         self.logits: Tensor | None = None
         if n_sources > 1:
             later = math.log(update_scale)
@@ -148,7 +146,7 @@ class Combination(DeclaredModule):
         """Returns the sum; with the logarithms of their rms, sources weigh less by their rms."""
         if self.logits is None:
             return sources[0]
-        return mix(sources, self.weights(self.logits, log_rms).unsqueeze(0), self.impl)[0]
+        return mix(sources, self.weights(self.logits, log_rms).unsqueeze(0))[0]
 
     @outside_autocast
     def weights(self, logits: Float[Tensor, " n"], log_rms: tuple[Float[Tensor, "B T"], ...] = ()) -> Float[Tensor, "n *each"]:

@@ -156,7 +156,7 @@ class HyperConnections(StreamsMixer, config=HyperConnectionsConfig):
         """Returns the weighted sum of the streams, and the streams and weights for the write."""
         if self.dynamic is not None:
             return *self.dynamic(state, self._static), cache
-        (view,) = mix(state, self.read_weights.unsqueeze(0), self.impl)
+        (view,) = mix(state, self.read_weights.unsqueeze(0))
         return view, Mixing(state, self.residual_weights, self.write_weights.unsqueeze(0)), cache
 
     def read_sum(self, state: Streams, view: Stream) -> WeightedSum:

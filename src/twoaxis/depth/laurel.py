@@ -54,7 +54,7 @@ class LaurelConfig(DepthConfig):
             equation of the variant.
         bound: function that bounds a and b.
         granularity: f is a `block`, or each `sublayer`.
-        impl: `fused` or `reference`.
+        impl: `fused` or `reference`; the same computation, since the plain form is as fast.
 
     Raises:
         ConfigError: options that the variant does not have, or a rank above the width.
@@ -193,8 +193,8 @@ class Laurel(DepthMixer, config=LaurelConfig):
         g = self.input_weights.to(dtype) if config.has_previous else None
         if config.low_rank:
             weights = b if g is None else b * g
-            return low_rank_sum(added, inputs, scales, weights, self.down, self.up, self.n_maps, config.impl)
+            return low_rank_sum(added, inputs, scales, weights, self.down, self.up, self.n_maps)
         if g is not None:
             # The stream is the last input, which has weight 1 in addition to its g.
             b = b * (g + F.pad(g.new_ones(1), (len(g) - 1, 0)))
-        return mix((added, *inputs), torch.cat((a, b)).unsqueeze(0), config.impl)[0]
+        return mix((added, *inputs), torch.cat((a, b)).unsqueeze(0))[0]

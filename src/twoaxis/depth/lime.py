@@ -39,7 +39,7 @@ class LimeConfig(DepthConfig):
 
     Args:
         init: `released`, or `plain` for a model that starts as without it.
-        impl: `fused` or `reference`.
+        impl: `fused` or `reference`; the same computation, since the plain form is as fast.
 
     Raises:
         ConfigError: no sublayer with heads, or kv-heads of different widths in one chain.
@@ -101,7 +101,6 @@ class Lime(StreamWrite, config=LimeConfig):
 
     def __init__(self, config: LimeConfig, site: SublayerPosition) -> None:
         super().__init__()
-        self.impl: Impl = config.impl
         self.chain, heads, earlier = chain_of(site), site.slot.heads, place_in_chain(site)
         self.routes = earlier > 0
         if self.routes and heads is not None:
@@ -118,6 +117,6 @@ class Lime(StreamWrite, config=LimeConfig):
         if not self.routes:
             return heads, state
         weights = torch.cat((self.earlier, self.own), dim=1)
-        routed = torch.stack(mix(state.heads[self.chain], weights, self.impl), dim=2)
+        routed = torch.stack(mix(state.heads[self.chain], weights), dim=2)
         k, v = routed.chunk(2, dim=-1)
         return Heads(heads.q, k, v), state

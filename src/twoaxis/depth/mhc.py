@@ -217,7 +217,7 @@ class MHC(StreamsMixer, config=MHCConfig):
         streams: Streams = state[: self.config.n_streams]
         read, residual, write = self.weights(streams)
         delayed = self.form.read == "delayed"
-        (view,) = mix(streams, (state[-1].movedim(-1, 0) if delayed else read).unsqueeze(0), self.impl)
+        (view,) = mix(streams, (state[-1].movedim(-1, 0) if delayed else read).unsqueeze(0))
         return view, Mixing(streams, residual, write.unsqueeze(0), read.movedim(0, -1) if delayed else None), cache
 
     def read_sum(self, state: State, view: Stream) -> WeightedSum:
@@ -278,7 +278,7 @@ class MHCEnds(ParallelEnds):
         """Returns the input of the final norm."""
         if self.form.read_out in ("sum", "mean"):
             return super().leave(state, layout, cache)
-        return mix(state[: self.n_streams], self._read_out(state).unsqueeze(0), self.config.impl)[0], cache
+        return mix(state[: self.n_streams], self._read_out(state).unsqueeze(0))[0], cache
 
     def explain(self, done: Read) -> Explanation:
         """Returns the read-out by its weights; nothing where all streams have the same weight."""

@@ -221,7 +221,7 @@ class MixtureOfDepthsAttention(SumWrite, config=MixtureOfDepthsAttentionConfig):
         """Returns the heads with the slots as one more key, and the state with a slot of these heads."""
         if self.names:
             weight, (keys, values) = () if self.blend is None else (self.blend,), self._slots(state)
-            summary = depth_summary(self._query(heads.q), keys, values, self.config.impl)
+            summary = depth_summary(self._query(heads.q), keys, values)
             heads = heads._replace(beside=(*summary, *weight))
         if not self.fills:
             return heads, state.with_chain(self.chain, ())

@@ -18,7 +18,7 @@ from twoaxis.core.views import WeightedSum
 from twoaxis.depth.base import Explanation, Stream
 from twoaxis.ops.depth_attention import depth_attention, depth_attention_weights
 from twoaxis.ops.norm import rms_norm
-from twoaxis.ops.precision import Impl, statistics_dtype
+from twoaxis.ops.precision import statistics_dtype
 
 COMPARED = ("query_gain", "key_gain")
 """Gains of norms, of which a read without a query has the last, and one that compares nothing has none."""
@@ -71,7 +71,6 @@ class ReaderForm:
         states: `normalised` before they are projected, or `raw`.
         qk_norm: `none`, or `head`: norms of queries and keys.
         temperature: `fixed`, or `learned`: a factor on the scores of each head.
-        impl: `fused` or `reference`.
     """
 
     d_model: int
@@ -85,7 +84,6 @@ class ReaderForm:
     states: Literal["normalised", "raw"]
     qk_norm: Literal["none", "head"]
     temperature: Literal["fixed", "learned"]
-    impl: Impl
 
     @property
     def head_dim(self) -> int:
@@ -173,7 +171,7 @@ class Reader(DeclaredModule):
         if rest:
             keys, values = (*state.keys, rest[-1]), (*state.values, value)
             if self.state_read.has_query:
-                mixed = depth_attention(rest[0], keys, values, self.form.impl)
+                mixed = depth_attention(rest[0], keys, values)
             keys, values = (past[len(past) - self.state_read.keeps :] for past in (keys, values))
         return StreamAndMemory(self.joined(x, mixed.flatten(2)), keys, values)
 

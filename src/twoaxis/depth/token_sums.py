@@ -109,7 +109,7 @@ class Sum(DeclaredModule):
         read, kept = (tuple(held[index] for index in some) for some in self.form.selection)
         if not read:
             return (newest,), kept
-        ways = mix(read, self.weights(newest), self.form.impl)
+        ways = mix(read, self.weights(newest))
         return tuple(self._joined(c, way, newest) for c, way in enumerate(ways)), kept
 
     def explain(self, state: BlockOutputs, made: Sequence[Tensor]) -> Explanation:

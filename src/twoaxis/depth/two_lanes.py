@@ -150,7 +150,7 @@ class TwoLanes(DepthMixer, config=TwoLanesConfig):
     def _lane(self, lane: int, state: Lanes, update: Stream) -> Stream:
         weights = self._weights(lane)
         sources = (state.second if lane else state.first, update, state.embedding)
-        return mix(sources[: len(weights)], weights.unsqueeze(0), self.config.impl)[0]
+        return mix(sources[: len(weights)], weights.unsqueeze(0))[0]
 
     def _weights(self, lane: int) -> torch.Tensor:
         """Of the lane, the update and, where it is added, the embedding."""
@@ -189,7 +189,7 @@ class TwoLanesEnds(DepthEnds):
 
     def leave(self, state: Lanes, layout: Layout = None, cache: Any = None) -> tuple[Stream, Any]:
         """Returns the mean of the lanes less a part of the kept one."""
-        return mix((state.first, state.second, *state.kept), self._weights().unsqueeze(0), self.config.impl)[0], cache
+        return mix((state.first, state.second, *state.kept), self._weights().unsqueeze(0))[0], cache
 
     def _weights(self) -> torch.Tensor:
         return torch.cat((self.backout_weight.new_full((2,), 0.5), -self.backout_weight))

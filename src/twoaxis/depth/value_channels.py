@@ -62,7 +62,7 @@ class ChannelForm:
         """Builds one compressor; a single channel has none."""
         if self.compressor == "time":
             return TimeCompressor(d_model, self.channels, self.kernel_size, self.impl)
-        return ChannelCompressor(d_model, self.channels, self.impl) if self.compressor == "channel" else None
+        return ChannelCompressor(d_model, self.channels) if self.compressor == "channel" else None
 
     def build_ends(self, d_model: int) -> DepthEnds:
         """Builds the ends, with a compressor of their own for the readout."""
@@ -109,17 +109,16 @@ class TimeCompressor(Compressor):
 class ChannelCompressor(Compressor):
     """A convolution along the channels of every feature, then the sum of the results by `read_weight`."""
 
-    def __init__(self, d_model: int, channels: int, impl: Impl) -> None:
+    def __init__(self, d_model: int, channels: int) -> None:
         super().__init__()
         C = channels
-        self.impl: Impl = impl
         self.weight = self.parameter("weight", (d_model, C), Normal(matrix_std(d_model)), "mixing")
         self.read_weight = self.parameter("read_weight", (C,), Constant(1 / C), "mixing")
 
     def forward(self, state: Channels, layout: Layout = None, cache: Any = None) -> tuple[Stream, Any]:
         """Returns the input; nothing is carried from token to token."""
         weights = _channel_weights(self.weight, self.read_weight, statistics_dtype(state[0]))
-        return mix(state, weights.unsqueeze(0), self.impl)[0], cache
+        return mix(state, weights.unsqueeze(0))[0], cache
 
 
 @outside_autocast

@@ -190,11 +190,11 @@ class ValueResidual(StreamWrite, config=ValueResidualConfig):
         if config.variant == "gated":
             read = context.v if isinstance(context, QKV) else context
             scores = linear_scores(read, self.gate_weight, config.impl).permute(1, 2, 0) + self.gate_bias
-            return blend(earlier[0].unflatten(-1, shape), v, torch.sigmoid(scores), config.impl)
+            return blend(earlier[0].unflatten(-1, shape), v, torch.sigmoid(scores))
         if config.variant == "plus":
             first, shares = earlier
             weights = torch.stack((shares[..., self.rank], self.own.to(shares.dtype).expand(shares.shape[:2]))).unsqueeze(0)
-            return mix((first, v.flatten(2)), weights, config.impl)[0].unflatten(-1, shape)
+            return mix((first, v.flatten(2)), weights)[0].unflatten(-1, shape)
         constant = [[config.first, config.own]] if config.variant == "constant" else None
         weights = torch.tensor(constant, dtype=statistics_dtype(v), device=v.device) if constant else self.weights
-        return mix((*earlier, v.flatten(2)), weights, config.impl)[0].unflatten(-1, shape)
+        return mix((*earlier, v.flatten(2)), weights)[0].unflatten(-1, shape)

@@ -175,7 +175,7 @@ class Mixture(Combination):
     def __init__(self, config: VerticalAttentionConfig, n_sources: int, stack: LayerStack) -> None:
         loses_scale = config.source == "delta" and config.embedding == "source" and config.norm in ("sources", "weights")
         scale = stack.update_scale if loses_scale else 1.0
-        super().__init__(n_sources, config.newest_logit, False, config.impl, scale)
+        super().__init__(n_sources, config.newest_logit, False, scale)
         self.config, self.eps = config, stack.norm_eps
         if config.skip == "gated":
             self.gate = self.parameter("gate", (1,), Constant(0.0), "gate")

@@ -81,7 +81,7 @@ def decoder_cost(config: CostedModel, shape: Shape) -> Cost:
 
     It includes every sublayer with its norms, its read and its write, both ends of the stack, the final norm, the
     embedding (parameters only: a lookup computes nothing) and the head. Bytes are measured, see
-    `ledger.decoder`.
+    `ledger.decoder_memory`.
 
     Args:
         config: the decoder.

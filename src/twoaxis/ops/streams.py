@@ -5,8 +5,8 @@ fractions of the first stream, then those of the next. Weights are [source, dest
 Streams are a sequence of separate tensors: a stack would copy all of them at every write.
 """
 
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -15,7 +15,7 @@ from torch import Tensor
 from twoaxis.core.errors import ConfigError
 from twoaxis.core.views import WeightedSum
 from twoaxis.ops.gpu import stream_operator
-from twoaxis.ops.precision import Impl, outside_autocast, runs_plain, statistics_dtype
+from twoaxis.ops.precision import Impl, check_impl, outside_autocast, statistics_dtype
 
 NUMBERS_IN_CACHE = 2**17
 """Numbers of one stream in a block, so that all streams of an operator and their gradients stay in the cache of a core."""
@@ -39,7 +39,7 @@ def mix_pieces(
     Shapes:   weights one number each, or one per token ("B T"), in the precision of statistics; each X'_i in the dtype of the
               streams, rounded once
     Engines:  on a GPU kernels, also under `torch.compile`: 16 or 32 bits, whole streams, at most 20 weights per token, such as
-              4 x 4 and 4 for the update; they use no atomics, so runs repeat to the bit. Everything else runs in torch's engine
+              4 x 4 and 4 for the update; they use no atomics, so runs repeat to the bit. Everything else runs in plain PyTorch
     Cost:     flops 2*D/m per weight and token; saves the streams, the update and the weights
 
     Raises:
@@ -51,13 +51,12 @@ def mix_pieces(
         >>> [s.item() for s in mix_pieces(streams, torch.full((1, 1, 1), 0.5), swap, torch.tensor([[2.0, 0.0]]), 1)]
         [11.0, 1.0]
     """
+    check_impl(impl)
     plan = _plan(len(streams) * n_fractions, n_fractions, residual, write)
     if impl == "fused" and stream_operator.serves(streams, update, residual, write, n_fractions):
         return stream_operator.mix(streams, update, residual, write)
     given = streams if update is None else (*streams, update)
-    if runs_plain(impl):
-        return _plain(plan, residual, write, given)
-    return _MixPieces.apply(plan, residual, write, *given)
+    return _mixed(plan, residual, write, given)
 
 
 def sum_streams(streams: Sequence[Float[Tensor, "B T D"]]) -> Float[Tensor, "B T D"]:
@@ -127,7 +126,7 @@ class _Term(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    """All terms of a mixing, the same for the fused engine and the reference."""
+    """All terms of a mixing."""
 
     n_fractions: int
     n_results: int
@@ -155,116 +154,16 @@ def pieces_of(tensors: Sequence[Float[Tensor, "*rows D"]], m: int) -> list[Float
     return list(tensors) if m == 1 else [piece for tensor in tensors for piece in tensor.chunk(m, dim=-1)]
 
 
-def _plain(plan: _Plan, residual: Tensor | None, write: Tensor | None, given: Sequence[Tensor]) -> tuple[Tensor, ...]:
+def _mixed(plan: _Plan, residual: Tensor | None, write: Tensor | None, given: Sequence[Tensor]) -> tuple[Tensor, ...]:
     m, dtype = plan.n_fractions, statistics_dtype(given[0])
-    matrices, sources = _widened((residual, write), dtype), pieces_of(given, m)
+    matrices = [[row.unbind() for row in matrix.unbind()] for matrix in _widened((residual, write), dtype)]
+    sources = pieces_of(given, m)
     totals: list[Tensor | None] = [sources[i].to(dtype) if plan.keeps else None for i in range(plan.n_results)]
     for source, result, matrix, row in plan.terms:
-        term, total = matrices[matrix][row, result] * sources[source], totals[result]
-        totals[result] = term if total is None else total + term
+        weight, total = matrices[matrix][row][result], totals[result]
+        totals[result] = weight * sources[source] if total is None else torch.addcmul(total, sources[source], weight)
     results = [total.to(given[0].dtype) for total in totals if total is not None]
     return tuple(results[i] if m == 1 else torch.cat(results[i : i + m], dim=-1) for i in range(0, len(results), m))
-
-
-class _MixPieces(torch.autograd.Function):
-    """One buffer per result in the forward pass, one buffer per source in the backward pass."""
-
-    @staticmethod
-    def forward(ctx: Any, plan: _Plan, residual: Tensor | None, write: Tensor | None, *given: Tensor) -> tuple[Tensor, ...]:
-        ctx.save_for_backward(residual, write, *given)
-        ctx.plan = plan
-        dtype = statistics_dtype(given[0])
-        matrices = _flat_weights((residual, write), dtype)
-        results = [torch.empty_like(given[0], dtype=dtype) for _ in range(plan.n_results // plan.n_fractions)]
-        flat, flat_results = rows_of(given), rows_of(results)
-        for span in spans(flat[0]):
-            sources, totals = (pieces_of([v[span] for v in some], plan.n_fractions) for some in (flat, flat_results))
-            weights = _of_span(matrices, span)
-            begun: set[int] = set()
-            for source, result, matrix, row in plan.terms:
-                v, weight, total = sources[source], weights[matrix][row][result], totals[result]
-                if result in begun:
-                    total.addcmul_(v, weight)
-                elif plan.keeps:
-                    torch.addcmul(sources[result], v, weight, out=total)
-                else:
-                    torch.mul(v, weight, out=total)
-                begun.add(result)
-        return tuple(result.to(given[0].dtype) for result in results)
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Any, ...]:
-        residual, write, *given = ctx.saved_tensors
-        plan: _Plan = ctx.plan
-        m, dtype = plan.n_fractions, statistics_dtype(given[0])
-        matrices = _flat_weights((residual, write), dtype)
-        # With an identity, the gradient of a stream is that of its own result.
-        kept = len(grad_outputs) if plan.keeps else 0
-        wanted = [needed and k >= kept for k, needed in enumerate(ctx.needs_input_grad[3:])]
-        grad_given = [torch.empty_like(v, dtype=dtype) if needed else None for v, needed in zip(given, wanted, strict=True)]
-        first = 0 if ctx.needs_input_grad[1] else len(given) - 1
-        products = Products(len(given[first:]) * m, plan.n_results, m, given[0]) if any(ctx.needs_input_grad[1:3]) else None
-        flat, flat_results = rows_of(given), rows_of([grad.to(dtype) for grad in grad_outputs])
-        flat_given = [None if grad is None else grad.view(-1, grad.shape[-1]) for grad in grad_given]
-        for span in spans(flat[0]):
-            grads = pieces_of([grad[span] for grad in flat_results], m)
-            if products is not None:
-                products.add(span, pieces_of([v[span] for v in flat[first:]], m), grads)
-            weights = _of_span(matrices, span)
-            totals = [None if grad is None else pieces_of([grad[span]], m) for grad in flat_given]
-            begun: set[int] = set()
-            for source, result, matrix, row in plan.terms:
-                pieces = totals[source // m]
-                if pieces is None:
-                    continue
-                if source in begun:
-                    pieces[source % m].addcmul_(grads[result], weights[matrix][row][result])
-                else:
-                    torch.mul(grads[result], weights[matrix][row][result], out=pieces[source % m])
-                begun.add(source)
-        grad_given[:kept] = grad_outputs[:kept]
-        grad_weights = (None, None) if products is None else products.split(plan, residual, write)
-        return (
-            None,
-            *(grad if needed else None for grad, needed in zip(grad_weights, ctx.needs_input_grad[1:3], strict=True)),
-            *(None if grad is None else grad.to(v.dtype) for grad, v in zip(grad_given, given, strict=True)),
-        )
-
-
-class Products:
-    """The product of every source piece with the gradient of every result piece: the gradients of all weights."""
-
-    def __init__(self, n_sources: int, n_results: int, m: int, like: Tensor) -> None:
-        self.tokens, width = like.shape[:2], like.shape[-1] // m
-        self.values = like.new_empty(self.tokens.numel(), n_sources, n_results, dtype=statistics_dtype(like))
-        # Both sides are copied to contiguous memory, for so few tokens that they are still in cache for the product.
-        self.step = max(1, spans(like.flatten(0, 1))[0].stop // 4)
-        self.left, self.right = (self.values.new_empty(self.step, n, width) for n in (n_sources, n_results))
-
-    @outside_autocast
-    def add(self, span: slice, sources: Sequence[Tensor], grads: Sequence[Tensor]) -> None:
-        """Computes the products of some tokens, one matrix product per token."""
-        values = self.values[span]
-        for start in range(0, len(values), self.step):
-            part = slice(start, start + self.step)
-            tokens = len(values[part])
-            left, right = self.left[:tokens], self.right[:tokens]
-            torch.stack([v[part] for v in sources], dim=1, out=left)
-            torch.stack([v[part] for v in grads], dim=1, out=right)
-            torch.bmm(left, right.transpose(1, 2), out=values[part])
-
-    def split(self, plan: _Plan, residual: Tensor | None, write: Tensor | None) -> Iterator[Tensor | None]:
-        """The gradients of both matrices."""
-        values = self.values.unflatten(0, self.tokens).permute(2, 3, 0, 1)
-        pieces = values.shape[0] - (0 if write is None else plan.n_fractions)
-        for weights, found in ((residual, values[:pieces]), (write, values[pieces:])):
-            if weights is None or not len(found):
-                yield None
-                continue
-            if weights is write and len(weights) < plan.n_fractions:
-                results = torch.arange(plan.n_results, device=found.device)
-                found = found[results % plan.n_fractions, results].unsqueeze(0)
-            yield (found.sum((-2, -1)) if weights.ndim == 2 else found).to(weights.dtype)
 
 
 def spans(rows: Float[Tensor, "N D"], times: int = 1) -> list[slice]:
@@ -280,17 +179,6 @@ def spans(rows: Float[Tensor, "N D"], times: int = 1) -> list[slice]:
 def rows_of(tensors: Sequence[Float[Tensor, "B T D"]]) -> list[Float[Tensor, "N D"]]:
     """Returns every tensor with tokens as rows."""
     return [tensor.reshape(-1, tensor.shape[-1]) for tensor in tensors]
-
-
-def _flat_weights(matrices: Sequence[Tensor | None], dtype: torch.dtype) -> list[Tensor]:
-    """As [rows, results, 1] or, one per token, [rows, results, N, 1]; empty where there is none."""
-    return [matrix.flatten(2, 3) if matrix.ndim == 5 else matrix for matrix in _widened(matrices, dtype)]
-
-
-def _of_span(matrices: Sequence[Tensor], span: slice) -> list[list[tuple[Tensor, ...]]]:
-    """Every weight as a tensor of its own, by matrix, row and result."""
-    cut = [matrix[:, :, span] if matrix.ndim == 4 else matrix for matrix in matrices]
-    return [[row.unbind() for row in matrix.unbind()] for matrix in cut]
 
 
 def _widened(matrices: Sequence[Tensor | None], dtype: torch.dtype) -> list[Tensor]:

@@ -7,17 +7,16 @@ Letters: B batch, T position, D width, H heads, S depth sources, Q queries.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from twoaxis.core.errors import ConfigError
-from twoaxis.ops.depth_read import depth_scores, softmax_mix, with_gradient
+from twoaxis.ops.depth_read import depth_scores, softmax_mix, weighted_sum, with_gradient
 from twoaxis.ops.gpu import depth_read_operator, two_phase_operator
-from twoaxis.ops.mix import mixtures, products, query_gradients, raw_scores, source_gradients
-from twoaxis.ops.precision import Impl, outside_autocast, runs_plain, statistics_dtype
+from twoaxis.ops.precision import Impl, outside_autocast, statistics_dtype
 from twoaxis.ops.scores import row_product
 
 
@@ -49,7 +48,7 @@ def early_reads(
     Source:   Attention Residuals, arXiv:2603.15031, Algorithm 1, normalised, so that merging is a softmax over (l, s_late)
     Deviates: the maximum and the sum are stored as one number, their log-sum-exp
     Shapes:   all results in float32 (float64 for float64)
-    Cost:     flops 4*D per source, query and token; saves the sources and 2*H numbers per source, query and token
+    Cost:     flops 4*D per source, query and token; saves the sources and 3*H numbers per source, query and token
 
     Raises:
         ConfigError: no source, or not one inverse rms per source.
@@ -85,21 +84,16 @@ def _early_reads(
         stacked = torch.stack([query.to(dtype) for query in queries])
         mixtures, totals, passed = two_phase_operator.early_reads(sources, inverse_rms, stacked, n_heads, passes)
         return tuple(map(EarlyRead, mixtures, totals.unbind())), passed
-    return _early_reads_in_torch(sources, inverse_rms, queries, n_heads, impl), tuple(sources)
+    return _early_reads_in_torch(sources, inverse_rms, queries, n_heads), tuple(sources)
 
 
 def _early_reads_in_torch(
-    sources: Sequence[Tensor], inverse_rms: Sequence[Tensor], queries: Sequence[Tensor], n_heads: int, impl: Impl
+    sources: Sequence[Tensor], inverse_rms: Sequence[Tensor], queries: Sequence[Tensor], n_heads: int
 ) -> tuple[EarlyRead, ...]:
-    """Computes the early reads in their plain form or in torch's engine."""
-    dtype = statistics_dtype(sources[0])
-    if runs_plain(impl):
-        scores = [depth_scores(sources, inverse_rms, query, n_heads) for query in queries]
-        wide = [v.to(dtype) for v in sources]
-        return tuple(EarlyRead(softmax_mix(wide, s, "reference"), s.logsumexp(0)) for s in scores)
+    """Computes the early reads in plain PyTorch."""
     factors = [with_gradient(r, v) for v, r in zip(sources, inverse_rms, strict=True)]
-    results = _EarlyReads.apply(torch.stack([query.to(dtype) for query in queries]), n_heads, *sources, *factors)
-    return tuple(EarlyRead(*pair) for pair in zip(results[::2], results[1::2], strict=True))
+    scores = [depth_scores(sources, factors, query, n_heads) for query in queries]
+    return tuple(EarlyRead(weighted_sum(sources, torch.softmax(s, dim=0)), s.logsumexp(0)) for s in scores)
 
 
 @outside_autocast
@@ -126,36 +120,5 @@ def late_read(
         scores = torch.stack(tuple(rows)).unsqueeze(-1)
     else:
         scores = depth_scores(sources, inverse_rms, query, n_heads)
-    mixed = softmax_mix((early.mixture, *sources), torch.cat((early.log_total.unsqueeze(0), scores)), impl)
+    mixed = softmax_mix((early.mixture, *sources), torch.cat((early.log_total.unsqueeze(0), scores)))
     return mixed.to(sources[0].dtype)
-
-
-class _EarlyReads(torch.autograd.Function):
-    """One pass over the sources in each direction, for any number of queries."""
-
-    @staticmethod
-    def forward(ctx: Any, queries: Tensor, n_heads: int, *tensors: Tensor) -> tuple[Tensor, ...]:
-        n = len(tensors) // 2
-        sources, factors = tensors[:n], tensors[n:]
-        scores = raw_scores(sources, queries, n_heads)
-        logits = scores * torch.stack(factors).unsqueeze(1).unsqueeze(-1)
-        totals = torch.logsumexp(logits, dim=0)
-        weights = logits.sub_(totals).exp_()
-        ctx.save_for_backward(queries, scores, weights, *tensors)
-        mixed = mixtures(sources, weights)
-        return tuple(part for mixture, total in zip(mixed, totals, strict=True) for part in (mixture, total.clone()))
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        queries, scores, weights, *tensors = ctx.saved_tensors
-        n = len(tensors) // 2
-        sources, factors = tensors[:n], tensors[n:]
-        grads, by_total = grad_outputs[::2], torch.stack(grad_outputs[1::2])
-        by_weight = products(sources, grads, weights.shape[-1])
-        # The mean of the weights' gradients, less the gradient of the log total.
-        lost = (weights * by_weight).sum(0).sub_(by_total)
-        by_logit = by_weight.sub_(lost).mul_(weights)
-        by_factor = (by_logit * scores).sum((1, -1))
-        by_score = by_logit.mul_(torch.stack(factors).unsqueeze(1).unsqueeze(-1))
-        grad_sources = source_gradients(sources, grads, weights, queries, by_score)
-        return query_gradients(sources, by_score, each=False), None, *grad_sources, *by_factor

@@ -1,8 +1,9 @@
 """From a built model to the counts of its sublayers: parameters, FLOPs, experts, caches; and what could not be counted."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from math import prod
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from twoaxis.core.cost import ElementCount
 from twoaxis.core.errors import ConfigError
+from twoaxis.core.measure import storage_of
 from twoaxis.ledger.published.build import Built, build, quietly
 from twoaxis.ledger.published.sublayers import COUNTED, COUNTED_WITH_MASK, OUTSIDE, Attention, Counted, Run, run
 
@@ -76,6 +78,7 @@ class PublishedModel:
     Attributes:
         blocks: sublayers of each decoder layer.
         params: all parameters, with the corrections of routers, which are buffers.
+        tables: those outside the layers of which a token reads few or none: further embeddings, and what text does not reach.
         vocab_size: rows of the embedding.
         d_model: width.
         tied: whether the head is the embedding.
@@ -88,6 +91,7 @@ class PublishedModel:
 
     blocks: tuple[tuple[PublishedSublayer, ...], ...]
     params: int
+    tables: int
     vocab_size: int
     d_model: int
     tied: bool
@@ -106,7 +110,7 @@ def count_published(data: Mapping[str, Any]) -> PublishedModel:
     """
     built = build(data)
     model, config = built.model, built.config.get_text_config(decoder=True)
-    layers = _layers(model)
+    layers = _layers(model, config)
     groups = [_groups(layer) for layer in layers]
     notes = list(built.notes)
     runs = _runs(built, layers, groups, notes)
@@ -125,10 +129,15 @@ def count_published(data: Mapping[str, Any]) -> PublishedModel:
         tokens, around = runs[0].tokens, [one.counted.get(OUTSIDE, Counted()).matmul for one in runs]
         further = max(0, _fit(around, tokens)[0] - 2 * embedding.weight.shape[0] * config.hidden_size)
         blocks[0] = (replace(blocks[0][0], matmul=blocks[0][0].matmul + further), *blocks[0][1:])
+    unread = _unread(model, layers, twins, runs)
+    read = [name for name, _ in model.named_parameters() if name not in unread]
+    tables = {id(each.weight): each.weight for each in model.modules() if isinstance(each, nn.Embedding)}
+    tables = {key: each.numel() for key, each in (tables | {id(p): p for p in unread.values()}).items() if key not in seen}
     last = [each for name, each in model.named_modules() if "norm" in name.rpartition(".")[2] or "ln_f" in name]
     return PublishedModel(
         blocks=tuple(blocks),
         params=sum(each.numel() for each in _unique(model)),
+        tables=sum(tables.values()),
         vocab_size=embedding.weight.shape[0],
         d_model=config.hidden_size,
         tied=head is not None and head.weight is embedding.weight,
@@ -136,8 +145,33 @@ def count_published(data: Mapping[str, Any]) -> PublishedModel:
         parallel=bool(runs) and runs[0].parallel,
         max_seq_len=_first(config, ("max_position_embeddings", "max_seq_len", "n_positions", "seq_length")) or 2048,
         config=config.to_dict(),
-        not_counted=(*notes, *_notes([sub for block in blocks for sub in block], config, bool(runs))),
+        not_counted=(*notes, *_notes([sub for block in blocks for sub in block], config, bool(runs)), *_said(unread, read)),
     )
+
+
+def _unread(model: nn.Module, layers: nn.ModuleList, twins: Mapping[int, int], runs: Sequence[Run]) -> dict[str, Tensor]:
+    """Parameters by name that no operation of a pass over text was given; a layer stands for all that equal it."""
+    pairs = (zip(layers[at].parameters(), layers[twin].parameters(), strict=True) for at, twin in twins.items())
+    run = {id(one): other for pair in pairs for one, other in pair}
+    named, read = model.named_parameters() if runs else (), set[int]().union(*(one.read for one in runs))
+    return {name: each for name, each in named if storage_of(run.get(id(each), each)) not in read}
+
+
+def _said(unread: Mapping[str, Tensor], read: Iterable[str]) -> Iterator[str]:
+    """One line for each module of which text reaches no parameter; modules of a list are one."""
+    used = {name[:end] for name in read for end in _ends(name)}
+    found: dict[str, int] = {}
+    for name, each in unread.items():
+        whole = next(name[:end] for end in _ends(name) if name[:end] not in used)
+        shown = re.sub(r"\.\d+(?=\.|$)", ".*", whole)
+        found[shown] = found.get(shown, 0) + each.numel()
+    for name, count in found.items():
+        yield f"{name}: {count:,} parameters take no part in a pass over text, so no FLOPs of them are counted"
+
+
+def _ends(name: str) -> list[int]:
+    """Where the modules of a parameter's name end, the outermost first."""
+    return [at for at, letter in enumerate(name) if letter == "."] + [len(name)]
 
 
 def _notes(sublayers: Sequence[PublishedSublayer], config: Any, ran: bool) -> Iterator[str]:
@@ -146,16 +180,27 @@ def _notes(sublayers: Sequence[PublishedSublayer], config: Any, ran: bool) -> It
         yield "active parameters: the file does not say how many experts a token is sent to; all are counted as active"
     if any(sub.pairs and sub.attention is None for sub in sublayers):
         yield "attention is computed by code of its own: its products are counted over all earlier tokens, without windows"
-    for kind in sorted({sub.kind for sub in sublayers if ran and sub.mixes_positions and not (sub.cache or sub.state.count)}):
+    # Attention without a cache reads that of an earlier layer, where other layers have one.
+    shares = any(sub.attention and sub.cache for sub in sublayers)
+    keepers = [sub for sub in sublayers if ran and sub.mixes_positions and not (sub.attention and shares)]
+    for kind in sorted({sub.kind for sub in keepers if not (sub.cache or sub.state.count)}):
         yield f"cache of {kind}: not counted, since transformers keeps it in a form of its own"
     if getattr(config, "attention_chunk_size", None):
         yield "attention_chunk_size: chunks are counted as a sliding window of as many tokens, which is the most they cost"
 
 
-def _layers(model: nn.Module) -> nn.ModuleList:
-    """The decoder layers: the longest list of modules that is not inside another one."""
+def _layers(model: nn.Module, config: Any) -> nn.ModuleList:
+    """The decoder layers: of the lists that are not inside another one, the nearest to the embedding, in number, in length."""
     lists = {name: each for name, each in model.named_modules() if isinstance(each, nn.ModuleList)}
-    return max((each for name, each in lists.items() if not any(part.isdigit() for part in name.split("."))), key=len)
+    lists = {name: each for name, each in lists.items() if not any(part.isdigit() for part in name.split("."))}
+    embedding = next(name for name, each in model.named_modules() if each is model.get_input_embeddings())  # type: ignore[operator]
+
+    def rank(name: str) -> tuple[int, bool, int]:
+        pairs = zip(name.split("."), embedding.split("."), strict=False)
+        shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        return shared, len(lists[name]) == config.num_hidden_layers, len(lists[name])
+
+    return lists[max(lists, key=rank)]
 
 
 def _groups(layer: nn.Module) -> dict[bool, list[nn.Module]]:

@@ -73,12 +73,14 @@ class Run:
         counted: by sublayer, as (layer, group).
         caches: by layer: (tensors that it keeps, its window or None).
         parallel: whether the second group of a layer does not depend on the first.
+        read: the storages of all parameters that an operation was given.
     """
 
     tokens: int
     counted: dict[tuple[int, int], Counted]
     caches: dict[int, tuple[list[Tensor], int | None]]
     parallel: bool
+    read: frozenset[int] = frozenset()
 
 
 class _Attend(torch.autograd.Function):
@@ -109,11 +111,13 @@ class Tracer:
         # Kept alive, so that no other tensor gets the same key.
         self._weights = {storage_of(each): each for each in weights}
         self._gathered = set(self._experts)
+        self.read: set[int] = set()
 
     def note(self, operation: Operation) -> None:
         """Counts one operation."""
         out, packet = operation.result, operation.function._overloadpacket
         tensors = [each for each in operation.given if each.is_floating_point()]
+        self.read.update(map(storage_of, tensors))
         self._follow(packet, tensors, out)
         into = self.counted[self.here or OUTSIDE]
         if packet in flop_registry:
@@ -140,6 +144,8 @@ class Tracer:
 
     def attend(self, module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, *_: Any, **options: Any) -> Any:
         """Stands where transformers calls attention."""
+        # It may take parameters of the module, such as sinks.
+        self.read.update(map(storage_of, module.parameters(recurse=False)))
         if self.here is not None:
             # Where the call says it, the attribute may be that of other layers.
             window = options["sliding_window"] if "sliding_window" in options else getattr(module, "sliding_window", None)
@@ -225,7 +231,8 @@ def run(model: Any, layers: Any, groups: Groups, experts: Sequence[Tensor], twin
             handle.remove()
         for index in twins:
             layers[index].__dict__.pop("forward", None)
-    return Run(tokens, dict(tracer.counted), _caches(out, len(layers)), _parallel(ends))
+    read = frozenset(tracer.read & {storage_of(each) for each in model.parameters()})
+    return Run(tokens, dict(tracer.counted), _caches(out, len(layers)), _parallel(ends), read)
 
 
 def _caches(out: Any, n_layers: int) -> dict[int, tuple[list[Tensor], int | None]]:

@@ -155,6 +155,7 @@ class Biased(NativeSublayer):
 
     Attributes:
         biases: numbers in all biases of the sublayer.
+        tables: further parameters of which a token reads few, such as an embedding of positions.
 
     Example:
         >>> from twoaxis.core.position import LayerStack
@@ -165,10 +166,12 @@ class Biased(NativeSublayer):
     """
 
     biases: int = 0
+    tables: int = 0
 
     def cost(self, site: SublayerPosition, shape: Shape) -> Cost:
         """The cost of the configuration, and one addition per bias and token."""
-        return super().cost(site, shape) + Cost(params=self.biases, elementwise_flops=self.biases * shape.total_tokens)
+        added = Cost(self.biases + self.tables, elementwise_flops=self.biases * shape.total_tokens, table_params=self.tables)
+        return super().cost(site, shape) + added
 
 
 ROUTER_FLOPS = 4

@@ -30,10 +30,12 @@ class TracedPart(Part):
         counts: of the sublayer.
         others: parameters that belong to no other sublayer, such as further norms; negative if the planner counts a norm that
             the model does not have.
+        tables: further parameters of which a token reads few or none.
     """
 
     counts: PublishedSublayer
     others: int = 0
+    tables: int = 0
 
     @property
     def kind(self) -> str:
@@ -63,12 +65,13 @@ class TracedPart(Part):
         pairs = sum(flops * visible_pairs(T, window or None) for flops, window in counts.pairs) + counts.products * T
         cached = sum(each.bytes(shape.element_bytes) * (min(T, bound) if bound else T) for each, bound in counts.cache)
         return Cost(
-            params=counts.params + self.others + extra,
+            params=counts.params + self.others + self.tables + extra,
             matmul_flops=N * (counts.matmul + 2 * extra),
             pair_flops=shape.batch * pairs,
             elementwise_flops=N * counts.elementwise,
             saved_bytes=N * counts.saved.bytes(shape.element_bytes),
             cache_bytes=shape.batch * (cached + counts.state.bytes(shape.element_bytes)),
+            table_params=self.tables,
         )
 
 
@@ -86,14 +89,15 @@ def read_published(data: Mapping[str, Any], name: str) -> ModelShape:
     vectors = NORMS[found.norm][0] * found.d_model
     parts = [[_part(sub, found) for sub in block] for block in found.blocks]
     left = found.params - found.vocab_size * found.d_model * (1 if found.tied else 2) - vectors
-    left -= sum(sub.params + sub.beside for block in found.blocks for sub in block)
+    left -= sum(sub.params + sub.beside for block in found.blocks for sub in block) + found.tables
+    tables = found.tables
     for subs, block in zip(found.blocks, parts, strict=True):
         # The planner counts one norm per sublayer; parameters outside the layers, such as positions, go to the first block.
         others = subs[0].beside - vectors * len(subs) + left
-        left = 0
-        if others:
+        if others or tables:
             at = next((at for at, part in enumerate(block) if isinstance(part, NativeSublayer | TracedPart)), 0)
-            block[at] = _with_others(block[at], subs[at], others)
+            block[at] = _with_others(block[at], subs[at], others, tables)
+        left = tables = 0
     return ModelShape(
         name=name,
         vocab_size=found.vocab_size,
@@ -107,10 +111,10 @@ def read_published(data: Mapping[str, Any], name: str) -> ModelShape:
     )
 
 
-def _with_others(part: Part, sub: PublishedSublayer, others: int) -> Part:
+def _with_others(part: Part, sub: PublishedSublayer, others: int, tables: int) -> Part:
     if isinstance(part, NativeSublayer):
-        return Biased(part.config, (part.biases if isinstance(part, Biased) else 0) + others)
-    return TracedPart(sub, others)
+        return Biased(part.config, (part.biases if isinstance(part, Biased) else 0) + others, tables)
+    return TracedPart(sub, others, tables)
 
 
 def _part(sub: PublishedSublayer, model: PublishedModel) -> Part:
