@@ -9,9 +9,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from twoaxis import DEPTH, FEED_FORWARD, SEQUENCE, Decoder, DecoderConfig, __version__
+from twoaxis import DEPTH, FEED_FORWARD, SEQUENCE, Decoder, DecoderConfig, __version__, testing
 from twoaxis.cli import main
+from twoaxis.cli.app import GROUPS, STATUSES
+from twoaxis.cli.app import VERBS as EVERY_VERB
 from twoaxis.data.tokenizer import ByteTokenizer
+from twoaxis.testing import construction
 from twoaxis.train import save_trained
 
 from ..fresh import run_fresh
@@ -155,6 +158,35 @@ def test_no_verb_prints_the_help(words, capsys):
     assert all(f"\n  {verb} " in captured.out for verb in VERBS)
 
 
+def test_the_help_has_groups_whole_sentences_and_exit_statuses(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["--help"]) == 0
+    out = capsys.readouterr().out
+    assert "..." not in out.replace("[ARGS]...", "") and max(map(len, out.splitlines())) <= 80
+    words = " ".join(out.split())
+    assert all(f" {title}: " in words for title in GROUPS)
+    assert all(" ".join(verb.__doc__.partition("\n\n")[0].split()) in words for _, verb in EVERY_VERB)
+    assert all(f" {status} {meaning}" in words for status, meaning in STATUSES)
+
+
+@pytest.mark.parametrize(
+    ("words", "number", "expected"),
+    [
+        ("twoaxis retr", 1, {"retrofit"}),
+        ("twoaxis show deep_d", 2, {"deep_delta"}),
+        ("twoaxis check seq", 2, {"sequence"}),
+        ("twoaxis check sequence short_s", 3, {"short_swa"}),
+        ("twoaxis retrofit model --depth laurel", 4, {"laurel", "laurel_gemma3n"}),
+    ],
+)
+def test_verbs_axes_and_mixers_complete(words, number, expected, capsys, monkeypatch):
+    monkeypatch.setenv("_TWOAXIS_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", words)
+    monkeypatch.setenv("COMP_CWORD", str(number))
+    assert main([]) == 0
+    assert set(capsys.readouterr().out.split()) == expected
+
+
 def test_version(capsys):
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.strip() == __version__
@@ -168,7 +200,7 @@ def test_version(capsys):
         (["--debugg", "list"], "unknown option '--debugg'; did you mean '--debug'?"),
         (["list", "--jsno"], "unknown option '--jsno'; did you mean '--json'?"),
         (["list", "--color"], "unknown option '--color'; choose one of --design, --help, --json"),
-        (["show"], "Missing argument 'name'; see `twoaxis show --help`"),
+        (["show"], "name is missing: a kind that `twoaxis list` prints, such as deep_delta; try `twoaxis show "),
         (["generate", "x", "--seed", "a"], "--seed='a': "),
         (["generate", "x", "--top-k=0"], "--top-k='0': "),
         (["train", "recipe.yaml"], "recipe recipe.yaml: is YAML: must be TOML, or JSON with a name that ends in .json"),
@@ -296,6 +328,64 @@ def test_check_prints_a_line_per_mixer_and_check(capsys):
     assert all(one["ok"] for one in json.loads(capsys.readouterr().out))
 
 
+ADAPTERS = """
+from twoaxis.testing import ForeignDepth
+
+
+class _Base(ForeignDepth):
+    starts_as = "exact"
+
+    def write(self, index, state, update, carry):
+        return state + self.factor * update
+
+
+class Right(_Base):
+    \"\"\"Adds updates.\"\"\"
+
+    factor = 1.0
+
+
+class Halved(_Base):
+    factor = 0.5
+"""
+
+
+def test_check_takes_adapters_and_writes_a_page(tmp_path, monkeypatch, capsys):
+    file, page = tmp_path / "adapters.py", tmp_path / "page.html"
+    file.write_text(ADAPTERS)
+    wanted = [
+        check for check in testing.FOREIGN_CHECKS + testing.depth_checks() if check.name in ("init_equivalence", "pipeline_cut")
+    ]
+    monkeypatch.setattr(testing, "foreign_checks", lambda adapter: (*wanted, construction.config_round_trip))
+    assert main(["check", f"{file}:Right", "--quick"]) == 0
+    capsys.readouterr()
+    assert main(["check", str(file), "--html", str(page)]) == 1
+    captured = capsys.readouterr()
+    lines = captured.out.splitlines()
+    assert [line.split()[0] for line in lines[:6]] == ["ok", "ok", "--", "FAIL", "ok", "--"]
+    assert lines[3].startswith("FAIL Halved               default      init_equivalence: logits, with init_equivalence exact: ")
+    assert lines[-1] == "3 of 4 checks hold; 2 were not run"
+    written = page.read_text()
+    assert "1 of 4 checks fail; 2 were not run." in written and "the module has no configuration of ours" in written
+    assert "://" not in written
+
+
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [
+        ("{file}:Haved", "adapters.py has no adapter 'Haved'; did you mean 'Halved'?"),
+        ("{file}:_Base", "adapters.py has no adapter '_Base'"),
+        ("json:dumps", "json has no adapter 'dumps'; define one"),
+        ("no_such_module:X", "no_such_module: cannot be run (ModuleNotFoundError: No module named 'no_such_module')"),
+        ("{file}.missing.py", "missing.py: No such file or directory"),
+    ],
+)
+def test_check_refuses_what_is_no_adapter(word, expected, tmp_path, capsys):
+    file = tmp_path / "adapters.py"
+    file.write_text(ADAPTERS)
+    assert expected in error_of(capsys, "check", word.format(file=file))
+
+
 def test_a_study_records_the_command_that_made_it(tmp_path, monkeypatch):
     recorded = []
     monkeypatch.setattr("twoaxis.study.read_study", lambda *words: SimpleNamespace(arms=(), processes=1))
@@ -326,6 +416,8 @@ import sys
 import torch._dynamo
 
 from twoaxis.cli import main
+from twoaxis.cli.app import GROUPS, STATUSES
+from twoaxis.cli.app import VERBS as EVERY_VERB
 
 for number, name in ((1, "stdout"), (2, "stderr")):
     if not (process := os.fork()):
@@ -347,7 +439,16 @@ def test_without_one_output_a_success_is_one(recipe, tmp_path):
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["generate", "--prompt", "run", "--json"], "twoaxis: Missing argument 'run'; see `twoaxis generate --help`"),
+        (
+            ["generate", "--prompt", "run", "--json"],
+            "twoaxis: run is missing: a run folder, a Hugging Face folder with safetensors, or a GGUF file; "
+            'try `twoaxis generate runs/delta --prompt "Fellow citizens" --temperature 0`; see `twoaxis generate --help`',
+        ),
+        (
+            ["import", "folder"],
+            "twoaxis: --out is missing: the run folder to write, new or empty; "
+            "try `twoaxis import delta-hf/checkpoint-500 --tokenizer delta-hf --out runs/imported`; see `twoaxis import --help`",
+        ),
         (
             ["generate", "r", "--max-new-tokens", "3", "--max-new-tokens", "x"],
             "twoaxis: --max-new-tokens='x': must be a valid integer, unable to parse string as an integer; "

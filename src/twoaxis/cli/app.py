@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from twoaxis import __version__
 from twoaxis.cli.audit import audit
@@ -36,32 +37,44 @@ NEGATIVE_FINDING, BAD_INPUT, INTERRUPTED = 1, 2, 130
 # Typer does not export the base of its usage errors, and newer releases carry a click of their own.
 _UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 
+GROUPS = {
+    "Look up": (("list", list_mixers), ("show", show), ("claims", claims), ("plan", plan)),
+    "Train and compare": (("train", train), ("study", study), ("report", report), ("audit", audit)),
+    "Use a model": (("evaluate", evaluate), ("generate", generate), ("serve", serve)),
+    "Exchange models": (("retrofit", retrofit), ("export", export), ("import", import_)),
+    "Test mixers": (("check", check),),
+}
+VERBS = tuple(verb for verbs in GROUPS.values() for verb in verbs)
+
+STATUSES = (
+    ("0", "Done."),
+    ("1", "A negative finding: a check fails, a claim does not hold, a run diverged, nothing fits, or models differ."),
+    ("2", "Bad input or another error, in one line on standard error with a remedy."),
+    ("130", "Interrupted; the same command continues a run or a study."),
+)
+
+
+class Grouped(TyperGroup):
+    """The help of all verbs: in groups, each with its whole first sentence, and what the exit status means."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Writes the groups and the exit statuses."""
+        for title, verbs in GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl(
+                    [(name, " ".join((verb.__doc__ or "").partition("\n\n")[0].split())) for name, verb in verbs]
+                )
+        with formatter.section("Exit status"):
+            formatter.write_dl(STATUSES)
+
+
 app = typer.Typer(
+    cls=Grouped,
     help="The two axes of a Transformer: mixing along sequence position and along layer depth.\n\n"
-    "Results go to standard output (--json for machines), progress to standard error. "
-    "Exit status: 0 fine, 1 a negative finding, 2 bad input or another error, 130 interrupted.",
-    add_completion=False,
+    "Results go to standard output (--json for machines), progress to standard error. `twoaxis VERB --help` has an example.",
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
-)
-
-VERBS = (
-    ("list", list_mixers),
-    ("show", show),
-    ("claims", claims),
-    ("train", train),
-    ("plan", plan),
-    ("study", study),
-    ("report", report),
-    ("audit", audit),
-    ("evaluate", evaluate),
-    ("generate", generate),
-    ("serve", serve),
-    ("retrofit", retrofit),
-    ("export", export),
-    ("import", import_),
-    ("check", check),
 )
 for name, verb in VERBS:
     app.command(name)(verb)
@@ -116,6 +129,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(error, f"{where}{error.strerror or error}; free space, or check the path and its permissions", debug)
     except (KeyboardInterrupt, typer.Abort):
         return _interrupted()
+    except SystemExit as done:
+        # How typer ends a completion.
+        return done.code if isinstance(done.code, int) else 0
     except Exception as error:
         return _fail(error, "" if debug else _unforeseen(error), debug)
 
@@ -139,6 +155,9 @@ def _usage(error: Any, words: Sequence[str]) -> str:
     if context is not None and hasattr(error, "possibilities") and hasattr(error, "option_name"):
         known = [name for one in context.command.get_params(context) for name in one.opts if name.startswith("--")]
         return f"unknown option {error.option_name!r}; {nearest(error.option_name, known)}"
+    missing = getattr(error, "param", None)
+    if missing is not None and not getattr(error, "message", ""):
+        return f"{_missing(missing)}{_example(context)}; see `{where} --help`"
     message = getattr(error, "format_message", lambda: str(error))()
     # `--name=value` as two words.
     apart = [part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])]
@@ -149,6 +168,19 @@ def _usage(error: Any, words: Sequence[str]) -> str:
             detail = error.message.removeprefix("Value error, ").replace("Input should", "must")
             message = f"{name}={value!r}: {detail}"
     return f"{message.rstrip('.')}; see `{where} --help`"
+
+
+def _missing(parameter: Any) -> str:
+    """Names a missing parameter, and what it is."""
+    name = parameter.opts[0] if parameter.opts[0].startswith("-") else parameter.name
+    about = (getattr(parameter, "help", None) or "").rstrip(".")
+    return f"{name} is missing: {about[:1].lower()}{about[1:]}" if about else f"{name} is missing"
+
+
+def _example(context: Any) -> str:
+    """The example in the help of a verb, as a remedy."""
+    found = " ".join((getattr(context.command, "help", None) or "").split()).partition("Example: ")[2]
+    return f"; try `{found}`" if found else ""
 
 
 def _fail(error: Exception, message: str, debug: bool) -> int:

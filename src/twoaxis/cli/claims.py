@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from twoaxis.cli.output import Json, print_json
+from twoaxis.cli.output import Json, counting, print_json
 from twoaxis.display.tables import line_width, print_item, print_table
 
 if TYPE_CHECKING:
@@ -29,8 +29,9 @@ def claims(
     from twoaxis.claims import select
 
     found: list[tuple[Claim, Finding]] = []
-    for claim in select(numbers or ()):
-        found.append((claim, claim.find()))
+    wanted = select(numbers or ())
+    for claim, finding in counting(((one, one.find()) for one in wanted), len(wanted), "claims"):
+        found.append((claim, finding))
         if not as_json:
             _print(*found[-1])
     if as_json:

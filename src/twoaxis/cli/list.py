@@ -106,13 +106,35 @@ def _difference(pair: "PairVerdict") -> str:
 
 
 AXES: dict[str, Any] = {"depth": DEPTH, "sequence": SEQUENCE, "feed_forward": FEED_FORWARD, "local": LOCAL}
+
+
+def complete_axis(incomplete: str) -> list[str]:
+    """The axes that begin so, for completion in a shell."""
+    return [axis for axis in AXES if axis.startswith(incomplete)]
+
+
+def complete_mixer(context: typer.Context, incomplete: str) -> list[str]:
+    """The mixers that begin so, of the axis that was given before where one was."""
+    axis = context.params.get("axis")
+    tables = [AXES[axis]] if axis in AXES else list(AXES.values())
+    return [row.kind for table in tables for row in table if row.kind.startswith(incomplete)]
+
+
+def complete_depth(incomplete: str) -> list[str]:
+    """The depth mixers that begin so."""
+    return [row.kind for row in DEPTH if row.kind.startswith(incomplete)]
+
+
 TITLES = {"depth": "Depth axis", "sequence": "Sequence axis", "feed_forward": "Feed-forward", "local": "Inside a sublayer"}
 
 
 def list_mixers(
     axis: Annotated[
         str | None,
-        typer.Argument(help="depth, sequence, feed_forward or local, all of them when left out; or blocks: orders of layers."),
+        typer.Argument(
+            help="depth, sequence, feed_forward or local, all of them when left out; or blocks: orders of layers.",
+            autocompletion=complete_axis,
+        ),
     ] = None,
     design: Annotated[
         bool, typer.Option("--design", help="Compare methods by weights, window, injection, cost and loss.")

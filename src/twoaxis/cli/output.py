@@ -1,9 +1,10 @@
-"""Results as JSON for machines, names of files as text, and which of several processes shows them."""
+"""Results as JSON for machines, names of files as text, progress through a list, and which of several processes shows them."""
 
 import json
 import os
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 
@@ -13,6 +14,19 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a tabl
 def print_json(data: Any) -> None:
     """Prints data as indented JSON."""
     print(json.dumps(data, indent=1, ensure_ascii=False))
+
+
+T = TypeVar("T")
+
+
+def counting(items: Iterable[T], total: int, stage: str) -> Iterator[T]:
+    """Yields the items, and writes to standard error at intervals how many are done, their rate and the time left."""
+    from twoaxis.train import PlainProgress
+
+    progress = PlainProgress()
+    for done, item in enumerate(items, start=1):
+        yield item
+        progress.preparing(stage, done, total)
 
 
 def is_first_process() -> bool:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 import typer
 
 from twoaxis.api import load_model
+from twoaxis.cli.list import complete_depth
 from twoaxis.cli.models import SOURCES, Step
 from twoaxis.cli.output import Json, name_of, print_json
 from twoaxis.core.errors import ConfigError, DataError, problem
@@ -31,7 +32,12 @@ def retrofit(
         list[str] | None, typer.Argument(help="The recipe to train by, as key=value, such as steps=200 optimizer.lr=1e-4.")
     ] = None,
     depth: Annotated[
-        str | None, typer.Option(metavar="MIXER", help="The depth mixer: a kind or an inline table; residual adds none.")
+        str | None,
+        typer.Option(
+            metavar="MIXER",
+            help="The depth mixer: a kind or an inline table; residual adds none.",
+            autocompletion=complete_depth,
+        ),
     ] = None,
     sequence: Annotated[
         list[str] | None,
@@ -129,8 +135,12 @@ def _retrofit(
             f"note: the blend moves from 0 to 1 in {blend_steps} steps, which raises the loss if they are few "
             "(docs/retrofit.md); use more steps, or anneal=[] to learn the blend from 0"
         )
-    console_progress().note(f"comparing the logits of both models on {rows.numel():,} tokens")
-    difference, agreement = largest_difference(model, result.model, rows)
+    progress = console_progress()
+    progress.note(f"comparing the logits of both models on {rows.numel():,} tokens")
+    try:
+        difference, agreement = largest_difference(model, result.model, rows, progress.preparing)
+    finally:
+        progress.stop()
     # NaN is not accepted either.
     written = save_trained(out, result.model, tokenizer, recipe, training.write_more) if difference <= bound else None
     return {

@@ -7,7 +7,7 @@ import torch
 import typer
 from torch import nn
 
-from twoaxis.cli.list import AXES
+from twoaxis.cli.list import AXES, complete_mixer
 from twoaxis.cli.models import REFERENCE_SHAPE, REFERENCE_SITE, REFERENCE_STACK, depth_trace
 from twoaxis.cli.output import Json, print_json
 from twoaxis.core.config import apply_overrides
@@ -32,7 +32,9 @@ COSTS = {
 
 
 def show(
-    name: Annotated[str, typer.Argument(help="A kind that `twoaxis list` prints, such as deep_delta.")],
+    name: Annotated[
+        str, typer.Argument(help="A kind that `twoaxis list` prints, such as deep_delta.", autocompletion=complete_mixer)
+    ],
     overrides: Annotated[list[str] | None, typer.Argument(help="Options as key=value, such as value_target=code.")] = None,
     as_json: Json = False,
 ) -> None:

@@ -1,8 +1,10 @@
-"""Conformance checks that every mixer must pass, for this package's tables and for yours.
+"""Conformance checks that every mixer must pass, for this package's tables, for yours, and for modules of other libraries.
 
-`run_checks([row], depth_checks())` tests a new row; every tolerance is in `testing.conformance.BUDGETS`, and `testing.faults`
-has the planted faults that show that each check can fail.
+`run_checks([row], depth_checks())` tests a new row, and `check_foreign` an adapter of a module of another library; every
+tolerance is in `testing.conformance.BUDGETS`, and `testing.faults` has the planted faults that show that each check can fail.
 """
+
+from collections.abc import Iterator
 
 from twoaxis.testing import (
     causality,
@@ -10,7 +12,6 @@ from twoaxis.testing import (
     declared_costs,
     decoding,
     dtypes,
-    flow,
     gradient,
     memory,
     mixing_design,
@@ -18,6 +19,7 @@ from twoaxis.testing import (
     state,
 )
 from twoaxis.testing.conformance import Check, CheckFailed, CheckResult, iterate_checks, run_checks
+from twoaxis.testing.foreign import FOREIGN_CHECKS, Adapter, ForeignDepth, ForeignSequence, iterate_foreign
 
 _EVERY_AXIS = (
     construction.config_round_trip,
@@ -55,8 +57,8 @@ def depth_checks() -> tuple[Check, ...]:
         causality.causal_along_depth,
         decoding.depth_cache_is_exact,
         state.state_is_immutable,
-        flow.metered_states_are_real,
-        flow.metered_traffic_is_real,
+        memory.metered_states_are_real,
+        memory.metered_traffic_is_real,
         state.pipeline_cut,
         state.graph_is_released,
         gradient.gradcheck_read_write,
@@ -112,12 +114,34 @@ def local_checks() -> tuple[Check, ...]:
     )
 
 
+def foreign_checks(adapter: Adapter) -> tuple[Check, ...]:
+    """The checks of a module of another library: those of its axis, and those that only such modules need."""
+    return (*FOREIGN_CHECKS, *(depth_checks() if issubclass(adapter, ForeignDepth) else sequence_checks()))
+
+
+def check_foreign(adapter: Adapter, slow: bool = True) -> Iterator[CheckResult]:
+    """Runs every check of its axis on a module of another library and yields each result as it is known.
+
+    A check that the adapter cannot support is not run: `ok` is None, and the message gives the reason.
+
+    Args:
+        adapter: a subclass of `ForeignDepth` or `ForeignSequence`.
+        slow: whether to run the slow checks too, such as those that compile.
+    """
+    return iterate_foreign(adapter, foreign_checks(adapter), slow)
+
+
 __all__ = [
+    "Adapter",
     "Check",
     "CheckFailed",
     "CheckResult",
+    "ForeignDepth",
+    "ForeignSequence",
+    "check_foreign",
     "depth_checks",
     "feed_forward_checks",
+    "foreign_checks",
     "iterate_checks",
     "local_checks",
     "run_checks",

@@ -68,12 +68,12 @@ class Check:
 
 @dataclass(frozen=True)
 class CheckResult:
-    """The result of one check on one example of one row."""
+    """The result of one check on one example of one row; `ok` is None if it was not run, with the reason as message."""
 
     kind: str
     example: str
     name: str
-    ok: bool
+    ok: bool | None
     message: str
     seconds: float
 

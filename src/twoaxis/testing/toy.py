@@ -93,7 +93,8 @@ def _twin(model: Decoder) -> Decoder:
     for module in reversed(list(model.modules())):
         if id(module) in memo:
             continue
-        twin = memo[id(module)] = module.__class__.__new__(module.__class__)
+        # Some modules of other libraries have a `__new__` of their own.
+        twin = memo[id(module)] = object.__new__(module.__class__)
         for name, value in vars(module).items():
             empty = isinstance(value, dict) and not value
             vars(twin)[name] = value.copy() if empty or name == "declarations" else copy.deepcopy(value, memo)

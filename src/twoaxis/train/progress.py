@@ -32,18 +32,44 @@ class Progress:
         """Called when the run has ended or failed."""
 
 
+class StagePace:
+    """The rate of a stage of preparation and the time left for it, since it began."""
+
+    def __init__(self) -> None:
+        self._stage, self._first, self._done, self._begun = "", 0, 0, 0.0
+
+    def words(self, stage: str, done: int, total: int) -> str:
+        """The share that is done, the rate and the time left.
+
+        Example:
+            >>> StagePace().words("encoding", 50, 100)
+            '50%'
+        """
+        now = time.monotonic()
+        if stage != self._stage or done < self._done:
+            self._stage, self._first, self._begun = stage, done, now
+        self._done = done
+        share, seconds = f"{done / max(total, 1):.0%}", now - self._begun
+        if done == self._first or not seconds:
+            return share
+        rate = (done - self._first) / seconds
+        return f"{share}  {rate:,.{0 if rate >= 10 else 1}f}/s  {duration((total - done) / rate)} left"
+
+
 class PlainLines:
     """Writes lines to a stream, by default to standard error."""
 
     def __init__(self, stream: IO[str] | None = None, every_seconds: float = LINE_SECONDS) -> None:
+        self._stage = StagePace()
         self._stream = stream or sys.stderr
         self._every = every_seconds
         self._next = time.monotonic() + every_seconds
 
     def preparing(self, stage: str, done: int, total: int) -> None:
         """Writes the progress of the preparation when a line is due."""
+        words = self._stage.words(stage, done, total)
         if self.is_due():
-            self.note(f"{stage}: {done / max(total, 1):.0%}")
+            self.note(f"{stage}: {words}")
 
     def note(self, text: str) -> None:
         """Writes the text."""
@@ -87,11 +113,11 @@ class RichProgress(Progress):
         columns = [TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[words]}")]
         self._bar = Bar(*columns, console=Console(stderr=True), transient=True)
         self._task: rich.progress.TaskID | None = None
-        self._pace = Pace(0, 1, 1)
+        self._pace, self._stage = Pace(0, 1, 1), StagePace()
 
     def preparing(self, stage: str, done: int, total: int) -> None:
         """Draws the progress of the preparation."""
-        self._draw(stage, done, total, f"{done / max(total, 1):.0%}")
+        self._draw(stage, done, total, self._stage.words(stage, done, total))
 
     def start(self, step: int, steps: int, tokens_per_step: int) -> None:
         """Draws the bar of the steps."""

@@ -98,21 +98,31 @@ def _renamed(base: DecoderConfig, target: DecoderConfig) -> dict[str, str]:
 
 
 @torch.no_grad()
-def largest_difference(one: Decoder, other: Decoder, tokens: Int[Tensor, "B T"]) -> tuple[float, float]:
+def largest_difference(
+    one: Decoder, other: Decoder, tokens: Int[Tensor, "B T"], progress: Callable[[str, int, int], None] | None = None
+) -> tuple[float, float]:
     """The largest difference between the logits of two models, and the fraction of equal next tokens.
 
     The difference is NaN if a logit of the other model is.
+
+    Args:
+        one: the first model.
+        other: the second.
+        tokens: that both read.
+        progress: progress callback, optional: the name of the stage, the rows compared so far, and all rows.
 
     Raises:
         CheckpointError: a logit of the first model is not finite.
     """
     differences, agreed = [], 0
-    for row in tokens.unbind():
+    for done, row in enumerate(tokens.unbind(), start=1):
         a, b = one(row[None]), other(row[None])
         if not a.isfinite().all():
             raise CheckpointError("logits of the model to begin with: must be finite numbers; fetch its weights again")
         differences.append((a - b).abs().max())
         agreed += int((a.argmax(-1) == b.argmax(-1)).sum())
+        if progress:
+            progress("comparing logits", done, len(tokens))
     return float(torch.stack(differences).max()), agreed / tokens.numel()
 
 

@@ -148,7 +148,7 @@ class RichStudyProgress(PlainStudyProgress):
 
     def preparing(self, stage: str, done: int, total: int) -> None:
         """Draws the progress of the preparation."""
-        self._bar.update(self._task, description=stage, words=f"{done / max(total, 1):.0%}")
+        self._bar.update(self._task, description=stage, words=self._stage.words(stage, done, total))
 
     def step(self, key: RunKey, step: int) -> None:
         """Moves the bar."""
