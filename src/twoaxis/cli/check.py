@@ -158,7 +158,9 @@ def _write(path: Path, checked: str, found: "Sequence[CheckResult]", about: dict
         folder="twoaxis.study.page",
         title=f"Conformance of {checked}",
         answer=f"{len(failed)} of {len(ran)} checks fail; {len(found) - len(ran)} were not run.",
-        summary=table("For each module, the checks that hold, that fail, and that cannot be run", columns, rows, long=columns[-1:]),
+        summary=table(
+            "For each module, the checks that hold, that fail, and that cannot be run", columns, rows, long=columns[-1:]
+        ),
         failed=listed("Each check that fails, with what was measured", ("checked", "check", "meaning", "measured"), failed),
         every=table("Every check", ("check", *names.values()), every, text=tuple(names.values())),
         left=listed("Each check that was not run", ("check", "reason", "for"), left),
