@@ -4,32 +4,15 @@ pip install twoaxis hyper-connections==0.4.11
 twoaxis check examples/conformance/hyper_connections.py --quick --html page.html
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 from hyper_connections import HyperConnections, mHCv2
 from torch import Tensor, nn
 
-from twoaxis.testing import ForeignDepth
+from twoaxis.testing import ForeignDepth, float64_stays
 
 STREAMS = 4
-
-
-@contextmanager
-def float64_stays() -> Iterator[None]:
-    """Lets `Tensor.float` leave float64 as it is: rounded to float32, gradients cannot be compared with finite differences."""
-    narrow = Tensor.float
-
-    def wide(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        return self if self.dtype == torch.float64 else narrow(self, *args, **kwargs)
-
-    Tensor.float = wide  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        Tensor.float = narrow  # type: ignore[method-assign]
 
 
 class _Wrapped(ForeignDepth):

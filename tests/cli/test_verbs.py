@@ -447,7 +447,8 @@ def test_without_one_output_a_success_is_one(recipe, tmp_path):
         (
             ["import", "folder"],
             "twoaxis: --out is missing: the run folder to write, new or empty; "
-            "try `twoaxis import delta-hf/checkpoint-500 --tokenizer delta-hf --out runs/imported`; see `twoaxis import --help`",
+            "try `twoaxis import delta-hf/checkpoint-500 --tokenizer delta-hf --out runs/imported`; "
+            "see `twoaxis import --help`",
         ),
         (
             ["generate", "r", "--max-new-tokens", "3", "--max-new-tokens", "x"],

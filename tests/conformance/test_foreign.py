@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from twoaxis.testing import ForeignDepth, ForeignSequence, check_foreign, foreign_checks
+from twoaxis.testing import ForeignDepth, ForeignSequence, check_foreign, float64_stays, foreign_checks
 from twoaxis.testing.foreign import iterate_foreign, not_run
 
 
@@ -140,6 +140,19 @@ class Wide(Narrow):
         return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
+class Float32(Stream):
+    """Computes in float32, in a float64 model too."""
+
+    def write(self, index: int, state: Tensor, update: Tensor, carry: Any) -> Tensor:
+        return (state.float() + self.gates[index].float() * update.float()).to(state.dtype)
+
+
+class Float32Mended(Float32):
+    def write(self, index: int, state: Tensor, update: Tensor, carry: Any) -> Tensor:
+        with float64_stays():
+            return super().write(index, state, update, carry)
+
+
 class InPlace(Stream):
     def write(self, index: int, state: Tensor, update: Tensor, carry: Any) -> Tensor:
         return state.add_(self.gates[index] * update)
@@ -240,6 +253,7 @@ FAULTS: list[tuple[type[Any], type[Any], str]] = [
     (MeanOfAll, MeanOfChannels, "causal_along_positions"),
     (MeanOfAll, MeanOfChannels, "incremental_decode"),
     (Narrow, Wide, "depth_statistics_are_wide"),
+    (Float32, Float32Mended, "init_equivalence"),
     (InPlace, Stream, "state_is_immutable"),
     (Keeps, Stream, "graph_is_released"),
     (Scaled, Stream, "init_equivalence"),

@@ -19,7 +19,7 @@ from twoaxis.testing import (
     state,
 )
 from twoaxis.testing.conformance import Check, CheckFailed, CheckResult, iterate_checks, run_checks
-from twoaxis.testing.foreign import FOREIGN_CHECKS, Adapter, ForeignDepth, ForeignSequence, iterate_foreign
+from twoaxis.testing.foreign import FOREIGN_CHECKS, Adapter, ForeignDepth, ForeignSequence, float64_stays, iterate_foreign
 
 _EVERY_AXIS = (
     construction.config_round_trip,
@@ -141,6 +141,7 @@ __all__ = [
     "check_foreign",
     "depth_checks",
     "feed_forward_checks",
+    "float64_stays",
     "foreign_checks",
     "iterate_checks",
     "local_checks",

@@ -9,7 +9,6 @@ Letters: B batch, T position, D width.
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any, ClassVar, Literal
 
@@ -139,6 +138,25 @@ class ForeignSequence(Foreign):
         raise NotImplementedError
 
 
+@contextmanager
+def float64_stays() -> Iterator[None]:
+    """Lets `Tensor.float` leave float64 as it is, for modules that compute statistics in float32 whatever the model's dtype is.
+
+    The checks run in float64, where such a module differs from itself by its rounding, and gradients from finite differences.
+    An adapter calls the module within it to see past that.
+    """
+    narrow = Tensor.float
+
+    def widest(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        return tensor if tensor.dtype == torch.float64 else narrow(tensor, *args, **kwargs)
+
+    Tensor.float = widest  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Tensor.float = narrow  # type: ignore[method-assign]
+
+
 Adapter = type[ForeignDepth] | type[ForeignSequence]
 
 
@@ -245,14 +263,15 @@ FOREIGN_CHECKS = (no_uninitialised_memory, parameters_can_be_sharded, gradients_
 def _fresh_memory_is_nan() -> Iterator[None]:
     """Makes torch fill memory that it hands out, by `torch.empty` for example, with NaN."""
     before, only_warns = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    filled = torch.utils.deterministic.fill_uninitialized_memory
+    # A property, of which type checkers know nothing.
+    memory: Any = torch.utils.deterministic
+    filled, memory.fill_uninitialized_memory = memory.fill_uninitialized_memory, True
     torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = True
     try:
         yield
     finally:
         torch.use_deterministic_algorithms(before, warn_only=only_warns)
-        torch.utils.deterministic.fill_uninitialized_memory = filled
+        memory.fill_uninitialized_memory = filled
 
 
 def foreign_row(adapter: Adapter) -> Row[Any]:
@@ -290,7 +309,8 @@ class _DepthOfAdapter(DepthConfig):
 
     @property
     def design(self) -> MixingDesign:
-        return replace(MixingDesign(*["not stated"] * 5, "sublayer", "not stated"), position=True)
+        some = "not stated"
+        return MixingDesign(some, some, some, some, some, "sublayer", some, position=True)
 
     @property
     def init_equivalence(self) -> InitEquivalence:
