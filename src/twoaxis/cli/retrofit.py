@@ -24,6 +24,15 @@ if TYPE_CHECKING:
 WINDOW = 256
 """Tokens that are compared at once."""
 
+Depth = Annotated[
+    str | None,
+    typer.Option(
+        metavar="MIXER",
+        help="The depth mixer: a kind or an inline table; residual adds none.",
+        autocompletion=complete_depth,
+    ),
+]
+
 
 def retrofit(
     source: Annotated[Path, typer.Argument(help=SOURCES)],
@@ -31,14 +40,7 @@ def retrofit(
     overrides: Annotated[
         list[str] | None, typer.Argument(help="The recipe to train by, as key=value, such as steps=200 optimizer.lr=1e-4.")
     ] = None,
-    depth: Annotated[
-        str | None,
-        typer.Option(
-            metavar="MIXER",
-            help="The depth mixer: a kind or an inline table; residual adds none.",
-            autocompletion=complete_depth,
-        ),
-    ] = None,
+    depth: Depth = None,
     sequence: Annotated[
         list[str] | None,
         typer.Option(

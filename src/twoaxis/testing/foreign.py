@@ -143,7 +143,7 @@ def float64_stays() -> Iterator[None]:
     """Lets `Tensor.float` leave float64 as it is, for modules that compute statistics in float32 whatever the model's dtype is.
 
     The checks run in float64, where such a module differs from itself by its rounding, and gradients from finite differences.
-    An adapter calls the module within it to see past that.
+    An adapter calls the module within it to see past that. Compiled code does not notice it.
     """
     narrow = Tensor.float
 

@@ -4,7 +4,7 @@ Letters: B batch, T position.
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, Literal, NamedTuple
 
