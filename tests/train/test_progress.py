@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from twoaxis.train import PlainProgress, Progress, RichProgress, StepRecord, console_progress, train
-from twoaxis.train.progress import Pace
+from twoaxis.train.progress import Pace, StagePace
 
 from ..fresh import run_fresh
 from .conftest import Recipe
@@ -61,6 +61,17 @@ def test_time_left_counts_only_steps_to_come() -> None:
     pace = Pace(90, 100, 10)
     pace.add(record(91))
     assert "0:04 left" in pace.words(record(91)) and "20 tokens/s" in pace.words(record(91))
+
+
+def test_a_stage_of_preparation_has_a_rate_and_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([0.0, 0.0, 10.0, 20.0, 20.0])
+    monkeypatch.setattr("time.monotonic", lambda: next(times))
+    pace = StagePace()
+    assert pace.words("encoding", 100, 1000) == "10%"
+    assert pace.words("encoding", 100, 1000) == "10%"
+    assert pace.words("encoding", 600, 1000) == "60%  50/s  0:08 left"
+    assert pace.words("scoring", 1, 4) == "25%"
+    assert pace.words("scoring", 2, 4) == "50%"
 
 
 def test_what_is_less_than_asked_for_is_said(recipe: Recipe, corpus: Path, tmp_path: Path) -> None:
