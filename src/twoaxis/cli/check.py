@@ -36,7 +36,7 @@ def check(
     html: Annotated[Path | None, typer.Option(metavar="PAGE", help="Also write a page with the results.")] = None,
     as_json: Json = False,
 ) -> int:
-    """Run the conformance suite on mixers, and print a line per mixer and check.
+    """Run the conformance suite on mixers, those of other packages included, and print a line per mixer and check.
 
     Exit status 1 when a check fails. Every check runs in float64 at toy size; `twoaxis.testing` has them for your tests.
 

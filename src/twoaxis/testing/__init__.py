@@ -132,6 +132,7 @@ def check_foreign(adapter: Adapter, slow: bool = True) -> Iterator[CheckResult]:
 
 
 __all__ = [
+    "FOREIGN_CHECKS",
     "Adapter",
     "Check",
     "CheckFailed",

@@ -32,7 +32,7 @@ Relation = Literal["exact", "up_to_norm", "none"]
 
 
 class Foreign(nn.Module):
-    """What both adapters have.
+    """What both adapters have; modules are built without dropout.
 
     Attributes:
         starts_as: the claim about a new model: `exact` (equal to the plain pre-norm model, or to one without this sublayer),
@@ -237,7 +237,7 @@ def no_uninitialised_memory(config: Any) -> None:
 def parameters_can_be_sharded(config: Any) -> None:
     """Every parameter has at least one dimension, which FSDP needs to divide it."""
     found = [name for name, parameter in toy_decoder(config).named_parameters() if not parameter.ndim]
-    require(not found, f"parameters without a dimension: {len(found)}, such as {found[:1]}, must be none")
+    require(not found, f"parameters without a dimension: {len(found)} ({', '.join(found[:1])} first), must be none")
 
 
 @check
