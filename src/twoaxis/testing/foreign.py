@@ -71,8 +71,8 @@ class ForeignDepth(Foreign):
         ...
         ...     def write(self, index, state, update, carry):
         ...         return state + 0.5 * update
-        >>> [result.name for result in check_foreign(Halved, slow=False) if result.ok is False]
-        ['init_equivalence', 'init_survives_host']
+        >>> next(result.name for result in check_foreign(Halved, slow=False) if result.ok is False)
+        'init_equivalence'
     """
 
     def __init__(self, d_model: int, sublayers: int) -> None:
