@@ -11,6 +11,9 @@ from typing import Any, NamedTuple
 
 from markup import escaped, table
 from twoaxis.display import numbers as words
+from twoaxis.display.figures import Figure
+from twoaxis.study.figures import study_figures
+from twoaxis.study.report.answer import outlook
 from twoaxis.study.report.text_tables import (
     CONTRAST_COLUMNS,
     COST_COLUMNS,
@@ -25,6 +28,9 @@ from twoaxis.study.report.text_tables import (
 from twoaxis.study.report_data import ReportData, read_report
 
 STUDIES = Path(__file__).parent.parent / "studies"
+
+MAIN = 3
+"""Figures in front of the tables: the verdicts, the losses along training, and the costs."""
 
 
 class Superseded(NamedTuple):
@@ -101,13 +107,19 @@ def _withdrawn_page(name: str) -> str:
 
 def _page(name: str, data: ReportData) -> str:
     lines = [f"# {escaped(data.question)}\n", f"**{escaped(data.answer)}**\n", *_gate(data)]
-    for sentence in data.findings:
-        lines += [f"{escaped(sentence)}\n"]
+    # SVG, not PNG: a tenth of the bytes, sharp at every size, and shown by everything that shows these pages.
+    figures = [_figure(name, figure) for figure in study_figures(data)]
+    lines += figures[:1]
+    decide, following = outlook(data)
+    lines += [f"*To decide the rest:* {escaped(decide)}\n"] if decide else []
+    lines += [f"*Next:* {escaped(following)}\n"] if following else []
+    lines += [f"{escaped(sentence)}\n" for sentence in data.findings]
     results = f"../../studies/results/{name}"
-    lines += [f"`{data.command}`, made {data.made}. All numbers: [report.json]({results}/report.json).\n"]
-    for path in sorted((STUDIES / "results" / name / "figures").glob("*.svg")):
-        lines += [f"![{path.stem.replace('_', ' ')}]({results}/figures/{path.name})\n"]
-    lines += ["## Results by arm\n", *table(RESULT_COLUMNS, result_rows(data))]
+    lines += [
+        f"`{data.command}`, made {data.made}. All numbers: [report.json]({results}/report.json); the page: "
+        f"[report.html]({results}/report.html).\n"
+    ]
+    lines += [*figures[1:MAIN], "## Results by arm\n", *table(RESULT_COLUMNS, result_rows(data))]
     lines += [f"* {escaped(arm.sentence)}" for arm in data.arms.values() if arm.role == "treatment"]
     lines += ["", "## Equal cost\n", *table(COST_COLUMNS, cost_rows(data))]
     if data.timing is not None and data.timing.sentence:
@@ -120,9 +132,17 @@ def _page(name: str, data: ReportData) -> str:
     lines += ["## How it was decided\n", escaped(data.decision_rule) + "\n", escaped(data.pairing.sentence) + "\n"]
     lines += [escaped(f"{by}: {curve.sentence}") + "\n" for by, curve in data.curves.items()]
     lines += _changes(data)
+    lines += ["## More figures\n", *figures[MAIN:]] if figures[MAIN:] else []
     lines += _all_designs(name, data)
     lines += ["## What would overturn it\n", escaped(data.overturn) + "\n", "## Limits\n"]
     return "\n".join([*lines, *(f"* {escaped(limit)}" for limit in data.limits), ""])
+
+
+def _figure(name: str, figure: Figure) -> str:
+    """A figure with a caption; its own words explain the marks."""
+    end = figure.caption.index(". ") + 1
+    image = f"![{escaped(figure.alternative)}](../../studies/results/{name}/figures/{figure.name}.svg)"
+    return f"{image}\n\n*{escaped(figure.title)}. {escaped(figure.caption[:end])}*\n"
 
 
 def _gate(data: ReportData) -> list[str]:

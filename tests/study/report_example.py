@@ -285,14 +285,15 @@ def _speedup(effect: float, ratio: float) -> SpeedupData:
 
 
 def _contrast(name: str, losses: Any, seeds: int) -> ContrastData:
-    to = COMPANIONS[name][0]
+    to, why = COMPANIONS[name][:2]
     comparison = _against(to, name, losses, seeds)
     matched = "flops" if name.endswith("@flops") else ""
     if comparison is None:
         reason = f"{name} has {seeds - 1} of {seeds} replicates (diverged)"
-        return ContrastData(arm=to, against=name, comparison=None, no_verdict=reason, sentence=f"No verdict: {reason}.")
+        said = f"No verdict: {reason}."
+        return ContrastData(arm=to, against=name, why=why, comparison=None, no_verdict=reason, sentence=said)
     sentence = f"{to} is {comparison.verdict} against {name}."
-    return ContrastData(arm=to, against=name, matched=matched, comparison=comparison, sentence=sentence)
+    return ContrastData(arm=to, against=name, why=why, matched=matched, comparison=comparison, sentence=sentence)
 
 
 def _curve(scale: float, seeds: int) -> CurveData:

@@ -77,7 +77,7 @@ def test_every_figure_is_drawn(see: Any) -> None:
 
 
 OUTSIDE = """() => [...document.querySelectorAll('figure .plot svg text')].filter((text) => {
-  const own = text.getBoundingClientRect(), room = text.closest('section').getBoundingClientRect();
+  const own = text.getBoundingClientRect(), room = text.closest('section, header').getBoundingClientRect();
   return own.width > 0 && (own.left < room.left - 0.5 || own.right > room.right + 0.5);
 }).map((text) => text.closest('figure').id + ': ' + text.textContent)"""
 
@@ -136,6 +136,7 @@ def test_light_and_dark_are_both_legible(see: Any) -> None:
 
 def test_a_reader_can_switch_sort_point_and_copy(see: Any) -> None:
     seen = see()
+    seen.open_everything()
     page = seen.page
     shown = (
         "[...document.querySelectorAll('.alternatives .panel')].filter((one) => !one.hidden).map((one) => one.dataset.title)"
@@ -146,14 +147,29 @@ def test_a_reader_can_switch_sort_point_and_copy(see: Any) -> None:
     page.keyboard.press("ArrowLeft")
     assert page.evaluate(shown) == ["equal FLOPs"]
 
-    values = "[...document.querySelectorAll('#result tbody tr')].map((row) => Number(row.cells[1].dataset.value))"
+    rows = "[...document.querySelector('#result table').tBodies[0].rows]"
+    values = f"{rows}.map((row) => Number(row.cells[1].dataset.value))"
     losses = f"{values}.filter(Number.isFinite)"
     before = page.evaluate(losses)
-    page.locator("#result thead button", has_text="validation loss").click()
+    page.locator("#result thead button", has_text="validation loss").first.click()
     assert page.evaluate(losses) == sorted(before) != before
 
-    page.locator("#figure-differences .wide svg path[aria-label^='muddformer:']").last.hover(force=True)
-    assert page.locator(".tip").inner_text().startswith(f"muddformer: {words.MINUS}0.0")
+    for figure, mark, tip in (
+        ("differences", "muddformer:", f"muddformer: {words.MINUS}0.0"),
+        ("losses", "muddformer: 3.7", "muddformer: 3.7"),
+    ):
+        page.locator(f"#figure-{figure} .wide svg path[aria-label^='{mark}']").last.hover(force=True)
+        assert page.locator(".tip").inner_text().startswith(tip)
+
+    for figure, kind, begin in (
+        ("losses", "CSV", b"arm,seed,"),
+        ("paired", "CSV", b"arm,seed,"),
+        ("paired", "SVG", b"<svg xmlns="),
+    ):
+        with page.expect_download() as download:
+            page.locator(f"#figure-{figure} .files").get_by_text(kind).click()
+        assert download.value.suggested_filename == f"{figure}.{kind.lower()}"
+        assert Path(download.value.path()).read_bytes().startswith(begin)
 
     page.get_by_role("button", name="Copy").click()
     page.get_by_role("button", name="Copied").wait_for()
@@ -164,8 +180,20 @@ def test_a_reader_can_switch_sort_point_and_copy(see: Any) -> None:
     assert seen.complaints == []
 
 
+def test_the_answer_fits_a_screen_and_a_link_opens_what_is_folded(see: Any, report: Path) -> None:
+    page = see(1400).page
+    tops = page.evaluate("['training', 'appendix'].map((id) => document.getElementById(id).getBoundingClientRect().top)")
+    assert tops[0] < 1.25 * 900 and tops[1] < 4 * 900, "two reasons and an unfinished run take a quarter more"
+    folded = page.locator("#costs table").first
+    assert not folded.is_visible()
+    page.get_by_role("link", name="Costs of each arm", exact=True).click()
+    folded.wait_for()
+
+
 def test_without_scripts_nothing_is_missing(see: Any) -> None:
     seen = see(java_script_enabled=False)
+    for summary in seen.page.locator("#appendix > details > summary").all():
+        summary.click(position={"x": 5, "y": 10})
     assert seen.page.locator(".alternatives .panel table:visible").count() == 3
     assert seen.page.locator("figure .wide svg:visible").count() >= 9
     assert seen.page.locator("#command:visible").count() == 1

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from twoaxis.display import numbers as words
 from twoaxis.study import read_study
 from twoaxis.study.report import write_report
+from twoaxis.study.report.answer import answer, outlook
 from twoaxis.study.report.validity import with_gate
 from twoaxis.study.report_data import ReportData, read_report
 from twoaxis.study.running.baselines import Baselines, SeedBaselines
@@ -30,6 +32,51 @@ def test_a_kept_result_has_a_gate_and_intervals_that_agree_with_its_verdicts(pat
             assert arm.verdict == ("better" if high <= 0 else "worse" if low >= 0 else "undecided")
             assert found.comparison.family >= sum(one.role == "treatment" for one in report.arms.values())
     assert len(report.answer.split()) <= 20
+
+
+@pytest.mark.parametrize("path", KEPT, ids=lambda path: path.parent.name)
+def test_a_kept_page_is_short_and_draws_the_intervals_of_the_verdicts(path: Path) -> None:
+    """Catches a page of an older version, and one that draws uncorrected intervals or hides what the study asks."""
+    report, page = read_report(path), path.with_name("report.html").read_text(encoding="utf-8")
+    assert len(page.encode()) <= 500_000
+    assert [name for name in ("answer", "training", "cost", "appendix", "design") if f' id="{name}"' not in page] == []
+    head = page[page.index('<header id="answer">') : page.index("</header>")]
+    assert head.count("<figure") == 1 and all(f"<dd>{text}</dd>" in head for text in outlook(report))
+    asked = {f"{one.arm} {words.MINUS} {one.against}": one.comparison for one in report.contrasts}
+    asked |= {name: found.comparison for name, arm in report.arms.items() if (found := arm.charged.get(report.charge))}
+    for label, one in asked.items():
+        if one is not None:
+            assert one.simultaneous and one.ci95
+            text = f"{label}: {words.signed(one.mean_difference)}, {words.interval(*one.simultaneous)}, own 95 % interval "
+            assert head.count(f'aria-label="{text}{words.interval(*one.ci95)}, ') == 6, (
+                "bar, line inside and mean, at two widths"
+            )
+            drawn = f"{words.signed(one.mean_difference)}  ({words.interval(*one.simultaneous)})"
+            assert f">{drawn}</text>" in head
+
+
+def test_answer_and_outlook_of_a_study_of_twelve_arms_are_short() -> None:
+    kept = read_report(STUDIES / "results" / "shortcut")
+    kinds = {"better": -1.0, "worse": 1.0, "undecided": 0.0}
+    for verdicts in (("better", "worse", "undecided", None), ("worse", "undecided", None), ("undecided",), ("better",)):
+        arms = {name: arm for name, arm in kept.arms.items() if arm.control}
+        for number in range(12):
+            like, verdict = kept.arms["deep_delta"], verdicts[number % len(verdicts)]
+            equal = like.charged["tokens"]
+            assert equal.comparison is not None
+            one = equal.comparison.replace(
+                verdict=verdict, mean_difference=kinds.get(verdict or "", 0.0), replicates_needed=6 + number
+            )
+            charged = {"seconds": equal.replace(comparison=one)}
+            arms[f"an_arm_{number}"] = like.replace(
+                charged=charged, verdict=verdict, no_verdict="" if verdict else "not trained"
+            )
+        report = kept.replace(arms=arms, contrasts=(), charge="seconds")
+        assert len(answer(report).split()) <= 20, answer(report)
+        decide, following = outlook(report)
+        assert len(decide.split()) <= 25 and len(following.split()) <= 45
+        assert ("replicates, now 5" in decide) == ("undecided" in verdicts) and ("decided" in decide or "replicates" in decide)
+        assert ("second size" in following) == ("better" in verdicts)
 
 
 @pytest.mark.parametrize("name", DESIGNS)

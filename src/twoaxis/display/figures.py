@@ -27,6 +27,7 @@ class Figure:
         caption: explains how to read it.
         alternative: its content in words and numbers, for readers who cannot see it.
         draw: makes the specification for a width in CSS pixels.
+        csv: its numbers, for readers of a page; or a link to a figure with the same; "" for none.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Figure:
     caption: str
     alternative: str
     draw: Callable[[int], Any]
+    csv: str = ""
 
     def svg(self) -> str:
         """The figure as a self-contained file, with its title and a white background."""
@@ -73,20 +75,30 @@ class Figure:
 _WORDLESS = re.compile(
     r' (?:font-family|aria-roledescription|pointer-events|stroke-miterlimit|xmlns(?::\w+)?|version|class)="[^"]*"'
 )
-_EMPTY = re.compile(r'<path(?: aria-hidden="true")? d=""(?: display="none")?/>|<path aria-hidden="true" d="M0,0h0v0h0Z"/>')
+_EMPTY = re.compile(
+    r'<path(?: aria-hidden="true")? d=""(?: display="none")?/>|<path aria-hidden="true" d="M0,0h[\d.]+v[\d.]+h-?[\d.]+Z"/>'
+)
 _ROLES = re.compile(r' role="graphics-(?:object|symbol)"(?: aria-label="[XY]-axis[^"]*")?')
 _PLACES = re.compile(r' (?:d|transform|x2|y2)="[^"]*"')
-_DIGITS = re.compile(r"(\.\d\d)\d+")
+_DIGITS = re.compile(r"(\.\d)\d+")
+_ALIKE = re.compile(r'<path d="[^"]*"([^>]*)/>(?:<path d="[^"]*"\1/>)+')
+_DRAWN = re.compile(r' d="([^"]*)"')
 _IDS = re.compile(r'\bid="([^"]*)"')
 _REFERENCES = re.compile(r"url\(#([^)]+)\)")
-_OPAQUE = re.compile(r' opacity="1"')
+_USUAL = re.compile(
+    r' (?:opacity="1"|stroke-width="1"|font-weight="normal"|font-size="11px"|[xy]2="0"|transform="translate\(0,0\)")'
+)
 
 
 def _compact(svg: str) -> str:
-    """Removes attributes that a page sets once, and digits of coordinates."""
-    for pattern in (_WORDLESS, _ROLES, _EMPTY, _OPAQUE):
+    """Removes attributes that a page sets once or that are usual, empty elements, and digits of coordinates; merges paths."""
+    svg = _PLACES.sub(lambda found: _DIGITS.sub(r"\1", found[0]), svg)
+    for pattern in (_WORDLESS, _ROLES, _EMPTY, _USUAL):
         svg = pattern.sub("", svg)
-    return _PLACES.sub(lambda found: _DIGITS.sub(r"\1", found[0]), svg)
+    while "<g></g>" in svg:
+        svg = svg.replace("<g></g>", "")
+    # Neighbours of one style without a label are one path.
+    return _ALIKE.sub(lambda found: f'<path d="{"".join(_DRAWN.findall(found[0]))}"{found[1]}/>', svg)
 
 
 def _renumbered(svg: str, prefix: str) -> str:

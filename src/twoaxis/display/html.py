@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
 from importlib.resources import files
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup, escape
@@ -83,14 +84,19 @@ def figure(drawn: Figure | None, heading: str = "own") -> Markup:
     return Markup() if drawn is None else _part("figure", drawn, heading)
 
 
-def section(name: str, title: str, *parts: str, lead: str = "") -> Markup:
+def joined(*parts: str) -> Markup:
+    """Parts one below the other, without empty ones."""
+    return _part("joined", parts)
+
+
+def section(name: str, title: str, *parts: str) -> Markup:
     """A section with a linkable heading; nothing without parts."""
-    return _part("section", name, title, lead, parts)
+    return _part("section", name, title, parts)
 
 
-def details(summary: str, *parts: str, state: str = "closed", kind: str = "") -> Markup:
-    """Parts that a reader may open; nothing without parts."""
-    return _part("details", summary, parts, state, kind)
+def details(summary: str, *parts: str, state: str = "closed", kind: str = "", name: str = "") -> Markup:
+    """Parts that a reader may open, linkable by name; nothing without parts."""
+    return _part("details", summary, parts, state, kind, name)
 
 
 def alternatives(label: str, parts: Iterable[tuple[str, str]]) -> Markup:
@@ -138,6 +144,7 @@ def _environment() -> Environment:
         loader=FunctionLoader(_file), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     found.filters |= {"breakable": breakable, "data": _data, "json": partial(json.dumps, ensure_ascii=False)}
+    found.filters["quoted"] = partial(quote, safe=" ,;:/()=*~@")
     found.tests["reason"] = lambda cell: isinstance(cell, Reason)
     found.globals |= {"file": lambda name: Markup(_file(name)), "POLICY": Markup(POLICY)}
     found.globals |= {"MISSING": MISSING, "COLORS": theme.PAGE_COLORS}

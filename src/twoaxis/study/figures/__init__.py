@@ -1,26 +1,31 @@
 """The figures of a report, rendered to SVG and PNG without a browser or the network."""
 
+import re
+from dataclasses import replace
+
 from twoaxis.display.figures import Figure
 from twoaxis.study.figures.audits import audit_name, audits
 from twoaxis.study.figures.budgets import control_curve, speedup
 from twoaxis.study.figures.curves import losses, paired
 from twoaxis.study.figures.differences import contrasts, differences, equal_cost
 from twoaxis.study.figures.tradeoffs import costs, pareto
+from twoaxis.study.report.text_tables import csv_tables
 from twoaxis.study.report_data import ReportData
 
 __all__ = ["NAMES", "Figure", "study_figures"]
 
 _MAKERS = {
-    "differences": differences,
-    "charged": equal_cost,
-    "speedup": speedup,
-    "control-curve": control_curve,
-    "pareto": pareto,
-    "costs": costs,
-    "losses": losses,
-    "paired": paired,
-    "contrasts": contrasts,
+    "differences": (differences, "charged"),
+    "losses": (losses, "curves"),
+    "charged": (equal_cost, "charged"),
+    "pareto": (pareto, "arms"),
+    "speedup": (speedup, "speedup"),
+    "control-curve": (control_curve, "control_curve"),
+    "paired": (paired, "curves"),
+    "contrasts": (contrasts, "contrasts"),
+    "costs": (costs, "arms"),
 }
+"""The figures in the order of the page, each with the table of its numbers."""
 
 NAMES = (*_MAKERS, audit_name("*"))
 """The names of all figures that a report can have, as patterns."""
@@ -28,4 +33,11 @@ NAMES = (*_MAKERS, audit_name("*"))
 
 def study_figures(data: ReportData) -> list[Figure]:
     """The figures for which there are results, in the order of the page."""
-    return [*(figure for make in _MAKERS.values() if (figure := make(data)) is not None), *audits(data)]
+    data = data.readable()
+    # Six decimals, so that pages stay small; the files beside a report have all digits.
+    tables = {name: re.sub(r"(\.\d{6})\d+", r"\1", text) for name, text in csv_tables(data).items()}
+    drawn = [(figure, table) for make, table in _MAKERS.values() if (figure := make(data)) is not None]
+    first = {table: figure for figure, table in reversed(drawn)}
+    # A table that two figures share is in the page once.
+    made = [replace(one, csv=tables[of] if first[of] is one else f"#figure-{first[of].name}") for one, of in drawn]
+    return [*made, *audits(data)]

@@ -1,6 +1,8 @@
 """The figure of one audit: sources that each sublayer reads, and loss changes under ablation."""
 
+import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import altair as alt
@@ -11,6 +13,7 @@ from twoaxis.display import numbers as words
 from twoaxis.display.figures import Figure, row_axis, values
 from twoaxis.display.theme import CONTROL, HEAT, INK, MUTED, NARROW, PAPER, SIGNED, WIDE
 from twoaxis.study.figures.forest import label_width
+from twoaxis.study.report.text_tables import csv_tables
 from twoaxis.study.report_data import ArmData, ReportData
 
 ROW = 20
@@ -40,13 +43,16 @@ def read_audit(arm: ArmData) -> Audit | None:
 
 def audit_name(name: str) -> str:
     """The name of the figure of an audit, valid as a file name everywhere."""
-    return "audit-" + name.replace("~", "-").replace("@", "-")
+    return "audit-" + re.sub(r"[^\w.*-]+", "-", name)
 
 
 def audits(data: ReportData) -> list[Figure]:
     """One figure for each arm that has an audit."""
     found = [(name, read_audit(arm)) for name, arm in data.arms.items()]
-    return [audit_figure(name, audit) for name, audit in found if audit is not None]
+    drawn = [
+        (data.replace(arms={name: data.arms[name]}), audit_figure(name, audit)) for name, audit in found if audit is not None
+    ]
+    return [replace(figure, csv=csv_tables(own)["ablations"]) for own, figure in drawn]
 
 
 def audit_figure(name: str, audit: Audit) -> Figure:

@@ -8,7 +8,7 @@ import altair as alt
 
 from twoaxis.display import numbers as words
 from twoaxis.display.figures import Figure, own_color, values
-from twoaxis.display.theme import GRID, INK, NARROW, SIGNED
+from twoaxis.display.theme import GRID, INK, NARROW, PAPER, SIGNED
 from twoaxis.study.figures.labels import Frame, Stroke, colors, spread, stroke
 from twoaxis.study.report_data import ReportData
 
@@ -122,17 +122,22 @@ def _late(lines: Sequence[Line], begin: float) -> tuple[float, float]:
 
 
 def _table(line: Line, color: str) -> list[dict[str, Any]]:
-    description = f"{line.arm}: {line.last:.4f} at the end".replace("-", words.MINUS)
+    common = {"arm": line.arm, "color": color, "description": _at(line.arm, line.last, "the end")}
     return [
-        {"arm": line.arm, "x": at, "y": mean, "low": low, "high": high, "color": color, "description": description}
+        common | {"x": at, "y": mean, "low": low, "high": high, "here": _at(line.arm, mean, f"{words.count(at)} tokens")}
         for at, mean, low, high in line.points
     ]
+
+
+def _at(arm: str, value: float, place: str) -> str:
+    return f"{arm}: {words.loss(value).replace('-', words.MINUS)} at {place}"
 
 
 def _labelled(
     data: ReportData, lines: Sequence[Line], labelled: Sequence[Line], width: int, height: int, y_range: tuple[float, float]
 ) -> Any:
-    color, room = colors(data), int(6.2 * max(len(line.arm) for line in labelled)) + 22
+    size = 11 if width > NARROW else 9.5
+    color, room = colors(data), int(0.56 * size * max(len(line.arm) for line in labelled)) + 22
     inner = width - room - 58
     axis = alt.Axis(format="~s", tickCount=max(3, inner // 110), grid=False)
     x = alt.X("x:Q", title="tokens read", axis=axis, scale=alt.Scale(nice=False))
@@ -157,6 +162,11 @@ def _labelled(
                 description=alt.Description("description:N"),
             )
         )
+    # What a pointer finds along the lines, but for those that cross in a crowd.
+    found = [row for line in labelled for row in rows[line.arm] if y_range[0] <= row["y"] <= y_range[1]]
+    seen = values([row for row in found if data.arms[row["arm"]].role != "companion" and width > NARROW])
+    places = seen.mark_point(shape="square", filled=True, size=90, opacity=0, color=PAPER).encode(x=x, y=alt.Y("y:Q", **y))
+    layers.append(places.encode(description=alt.Description("here:N")))
     frame = Frame((0.0, 1.0), y_range, inner, height)
     wanted = [frame.pixel(0.0, line.last)[1] for line in labelled]
     ends = [
@@ -166,7 +176,7 @@ def _labelled(
     end = values(ends).encode(color=own_color())
     leader = end.mark_rule(opacity=0.6, strokeWidth=0.8, aria=False)
     layers.append(leader.encode(x=alt.XValue(inner + 1), x2=alt.X2Value(inner + 13), y=alt.Y("last:Q", **y), y2=alt.Y2("y")))
-    text = end.mark_text(align="left", fontSize=11, aria=False)
+    text = end.mark_text(align="left", fontSize=size, aria=False)
     layers.append(text.encode(x=alt.XValue(inner + 16), y=alt.Y("y:Q", **y), text=alt.Text("arm:N")))
     return alt.layer(*layers).properties(width=inner, height=height)
 

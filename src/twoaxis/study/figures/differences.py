@@ -4,42 +4,51 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+import altair as alt
+
 from twoaxis.display import numbers as words
 from twoaxis.display.figures import Figure, shared_rows
 from twoaxis.display.theme import NARROW
-from twoaxis.study.figures.forest import Interval, Scale, domain, forest, label_width
+from twoaxis.study.figures.forest import ROW, Interval, Scale, domain, forest, label_width
 from twoaxis.study.figures.labels import colors
-from twoaxis.study.report_data import UNITS, Charge, ComparisonData, ReportData
+from twoaxis.study.report_data import UNITS, Charge, ComparisonData, ContrastData, ReportData
+
+DENSE = 17
+"""Pixels from row to row where many rows have to fit a screen."""
 
 SHORT = "difference, nats per token"
 """Title of a short axis."""
 
 
 def differences(data: ReportData) -> Figure | None:
-    """Paired differences of all arms at the equal cost of the verdicts."""
+    """Every verdict: differences of the arms to the control, and between arms as the design asks."""
     rows = _rows(data, data.charge)
-    if not any(row.mean is not None for row in rows):
+    asked = {space: _contrast_rows(data, data.asked, space) for space in (" ", "\n")}
+    every = [*rows, *asked[" "]]
+    if not any(row.mean is not None for row in every):
         return None
-    scale = _scale(rows, data, f"difference in validation loss to {data.control}, nats per token")
+    scale = _scale(every, data, "difference in validation loss, nats per token")
 
     def draw(width: int) -> Any:
-        labels = label_width([row.label for row in rows], width)
-        if width <= NARROW:
-            return forest(rows, scale._replace(title=SHORT), width, labels)
-        return forest(rows, scale, width, labels, texts=262)
+        wide = width > NARROW
+        between = asked[" " if wide else "\n"]
+        title, texts, row = scale.title if wide else SHORT, 262 if wide else 0, ROW if len(every) <= 10 else DENSE
+        longest = [line for row in (*rows, *between) for line in row.label.split("\n")]
+        labels = min(int(6.3 * max(map(len, longest))) + 18, 330) if wide else label_width(longest, width)
+        if not between:
+            return forest(rows, scale._replace(title=title), width, labels, texts, row_height=row)
+        above = forest(rows, scale._replace(title=""), width, labels, texts, f"minus {data.control}", row)
+        heading, height = "arm minus arm, as the study asks", row if wide else 34
+        below = forest(between, scale._replace(title=title), width, labels, texts, heading, height)
+        return alt.vconcat(above, below, spacing=8) if any(row.mean is not None for row in rows) else below
 
-    caption = (
-        "Left of zero is better. "
-        + _marks(data, data.charge)
-        + _band_in_words(data)
-        + " Companions are grey, below the other arms; both groups are sorted by their mean."
-    )
+    caption = "Left of zero is better. " + _marks(data, data.charge) + _band_in_words(data)
     title = f"Difference to {data.control} at equal {UNITS[data.charge]}"
-    return Figure("differences", title, caption, _describe(rows), draw)
+    return Figure("differences", title, caption, _describe(every), draw)
 
 
 def equal_cost(data: ReportData) -> Figure | None:
-    """Paired differences of all arms at equal tokens, FLOPs and seconds."""
+    """Paired differences of the arms at equal tokens, FLOPs and seconds."""
     order = [row.label for row in _rows(data, data.charge)]
     panels: dict[Charge, list[Interval]] = {}
     for charge in UNITS:
@@ -63,22 +72,16 @@ def equal_cost(data: ReportData) -> Figure | None:
 
 
 def contrasts(data: ReportData) -> Figure | None:
-    """Differences of contrasts: arms against companions or each other."""
-    color = colors(data)
-    one_line, two_lines = (
-        [
-            _interval(f"{found.arm} {words.MINUS}{space}{found.against}", color[found.arm], found.comparison, found.no_verdict)
-            for found in data.contrasts
-        ]
-        for space in (" ", "\n")
-    )
+    """Differences of arms to the companions that rule out other explanations."""
+    found = [one for one in data.contrasts if one not in data.asked]
+    one_line, two_lines = (_contrast_rows(data, found, space) for space in (" ", "\n"))
     if not any(row.mean is not None for row in one_line):
         return None
     scale = _scale(one_line, data, "difference in validation loss, nats per token")
 
     def draw(width: int) -> Any:
         if width <= NARROW:
-            labels = label_width([found.against for found in data.contrasts], width)
+            labels = label_width([one.against for one in found], width)
             return forest(two_lines, scale._replace(title=SHORT), width, labels, row_height=34)
         labels = min(int(6.3 * max(len(row.label) for row in one_line)) + 18, 330)
         return forest(one_line, scale, width, labels, texts=262)
@@ -97,23 +100,32 @@ def smallest_effect(data: ReportData) -> float | None:
     return float(value) if isinstance(value, int | float) else None
 
 
-def _rows(data: ReportData, charge: Charge) -> list[Interval]:
+def _contrast_rows(data: ReportData, found: Sequence[ContrastData], space: str) -> list[Interval]:
     color = colors(data)
-    rows: list[tuple[bool, float, Interval]] = []
+    return [
+        _interval(f"{one.arm} {words.MINUS}{space}{one.against}", color[one.arm], one.comparison, one.no_verdict)
+        for one in found
+    ]
+
+
+def _rows(data: ReportData, charge: Charge) -> list[Interval]:
+    """The treatments, sorted by their mean."""
+    color = colors(data)
+    rows: list[tuple[float, Interval]] = []
     for name, arm in data.arms.items():
-        if arm.control or arm.role not in ("treatment", "companion"):
+        if arm.role != "treatment":
             continue
         found = arm.charged.get(charge)
         comparison = found.comparison if found else None
         why = arm.no_verdict or (found.unavailable if found else "") or "not compared"
         row = _interval(name, color[name], comparison, why)
-        rows.append((arm.role == "companion", float("inf") if row.mean is None else row.mean, row))
-    return [row for _, _, row in sorted(rows, key=lambda found: found[:2])]
+        rows.append((float("inf") if row.mean is None else row.mean, row))
+    return [row for _, row in sorted(rows, key=lambda found: found[0])]
 
 
 def _interval(label: str, color: str, comparison: ComparisonData | None, why: str) -> Interval:
     if comparison is None:
-        return Interval(label, color, verdict="no verdict", description=f"{label}: no verdict, {why}")
+        return Interval(label, color, text=f"no verdict: {why}", description=f"{label}: no verdict, {why}")
     own = comparison.ci95
     mean = (comparison.mean_difference, comparison.mean_difference)
     # Old reports have only the uncorrected interval.
@@ -122,8 +134,12 @@ def _interval(label: str, color: str, comparison: ComparisonData | None, why: st
     # Short, at the end of a row; the caption explains it.
     verdict = "suggestive" if comparison.suggestive else comparison.verdict or "no verdict"
     text = f"{words.signed(comparison.mean_difference)}  ({words.interval(*(thick or own or mean))})"
-    description = f"{label}: {words.signed(comparison.mean_difference)}, {words.interval(*(thick or own or mean))}, {verdict}"
     thin = own if thick is not own else None
+    inner = f", own 95 % interval {words.interval(*thin)}" if thin else ""
+    description = (
+        f"{label.replace(chr(10), ' ')}: {words.signed(comparison.mean_difference)}, {words.interval(*(thick or own or mean))}"
+        f"{inner}, {verdict}"
+    )
     each = comparison.paired_differences
     return Interval(label, color, comparison.mean_difference, low, high, each, text, verdict, description, thin)
 
@@ -150,8 +166,8 @@ def _marks(data: ReportData, charge: Charge) -> str:
     if not families:
         return f"{start}line: its own 95 % interval."
     return (
-        f"{start}thick line: the interval of the verdict, simultaneous over {max(families)} comparisons; thin line below: its "
-        "own 95 % interval. Suggestive: undecided, though its own interval excludes zero."
+        f"{start}wide bar: the interval of the verdict, simultaneous over {max(families)} comparisons; line inside: its own "
+        "95 % interval. Suggestive: undecided, though its own interval excludes zero."
     )
 
 

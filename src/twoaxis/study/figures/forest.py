@@ -25,7 +25,7 @@ class Interval(NamedTuple):
         text: at the right.
         verdict: at the far right.
         description: in words, for a pointer or a screen reader.
-        own: ends of a thin line below, the uncorrected interval; None for none.
+        own: ends of a line inside the bar, the uncorrected interval; None for none.
     """
 
     label: str
@@ -44,7 +44,7 @@ class Scale(NamedTuple):
     """The scale of the rows.
 
     Attributes:
-        title: of the axis.
+        title: of the axis; "" leaves its numbers out, where another panel below has them.
         zero: value of no difference.
         band: ends of negligible differences; None for none.
         domain: shown range.
@@ -93,7 +93,8 @@ def forest(
     y = alt.Y("label:N", title=None, sort=order, axis=row_axis(labels, width), scale=alt.Scale(domain=order))
     scaled = alt.Scale(type=scale.kind, domain=list(scale.domain), nice=False)
     ticks: dict[str, Any] = {"format": "~g"} if scale.kind == "log" else {}
-    x = alt.X("x:Q", title=scale.title, scale=scaled, axis=alt.Axis(tickCount=max(3, inner // 58), **ticks))
+    axis = alt.Axis(tickCount=max(3, inner // 58), labels=bool(scale.title), ticks=bool(scale.title), **ticks)
+    x = alt.X("x:Q", title=scale.title or None, scale=scaled, axis=axis)
     layers = [*_ground(rows, scale, x, y), *_intervals(rows, scale, x, y), *_words(rows, inner, texts, y)]
     chart = alt.layer(*layers).properties(width=inner, height=alt.Step(row_height))
     return chart.properties(title=panel_title(heading, width, labels)) if heading else chart
@@ -116,15 +117,12 @@ def _intervals(rows: Sequence[Interval], scale: Scale, x: Any, y: Any) -> Iterat
     yield ticks.encode(x=x, y=y, color=own_color())
     data = [row._asdict() | _ends(row, scale) for row in rows if _is_known(row)]
     said: dict[str, Any] = {"y": y, "color": own_color(), "description": alt.Description("description:N")}
-    lines = values([row | {"x": row["from"]} for row in data]).mark_rule(strokeWidth=2, clip=True)
-    yield lines.encode(x=x, x2=alt.X2("to"), **said)
     low, high = scale.domain
+    wide = [row | {"x": row["from"]} for row in data if row["own"]]
     thin = [row | {"x": max(row["own"][0], low), "to": min(row["own"][1], high)} for row in data if row["own"]]
-    yield (
-        values(thin)
-        .mark_rule(strokeWidth=1, opacity=0.75, yOffset=5, clip=True, aria=False)
-        .encode(x=x, x2=alt.X2("to"), y=y, color=own_color())
-    )
+    thin += [row | {"x": row["from"]} for row in data if not row["own"]]
+    for lines, width, opacity in ((wide, 9, 0.28), (thin, 2, 1.0)):
+        yield values(lines).mark_rule(strokeWidth=width, opacity=opacity, clip=True).encode(x=x, x2=alt.X2("to"), **said)
     for cut, end, shape in (("cut_low", "from", "triangle-left"), ("cut_high", "to", "triangle-right")):
         # Ends that lie outside what is shown.
         arrows = values([row | {"x": row[end]} for row in data if row[cut]])
@@ -141,7 +139,9 @@ def _words(rows: Sequence[Interval], inner: int, texts: int, y: Any) -> Iterator
         yield text.encode(x=alt.XValue(inner / 2), y=y, text=alt.Text("missing:N"))
         return
     for field, align, at in (("text", "left", inner + 12), ("verdict", "right", inner + texts)):
-        drawn = values([row._asdict() for row in rows if getattr(row, field)]).mark_text(align=align, fontSize=11, color=INK)
+        drawn = values([row._asdict() for row in rows if getattr(row, field)]).mark_text(
+            align=align, fontSize=11, color=INK, limit=texts - 12
+        )
         yield drawn.encode(x=alt.XValue(at), y=y, text=alt.Text(f"{field}:N"))
 
 

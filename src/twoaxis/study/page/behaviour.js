@@ -78,6 +78,32 @@
     });
   }
 
+  // A figure as a file: the drawing in its own colours, which those of the page replace only here.
+  for (const files of document.querySelectorAll(".files")) {
+    const button = Object.assign(document.createElement("button"), { type: "button", textContent: "SVG" });
+    files.append(" ", button);
+    // A table shared with an earlier figure is in the page once.
+    const shared = files.querySelector("a[href^='#']");
+    if (shared) Object.assign(shared, { href: document.querySelector(`${shared.hash} .files a`).href, download: `${files.dataset.name}.csv` });
+    button.addEventListener("click", () => {
+      const drawn = [...files.closest("figure").querySelectorAll(".plot svg")].find((one) => one.getBoundingClientRect().width > 0);
+      const copy = drawn.cloneNode(true);
+      copy.setAttribute("font-family", "sans-serif");
+      copy.setAttribute("font-size", "11px");
+      const href = URL.createObjectURL(new Blob([new XMLSerializer().serializeToString(copy)], { type: "image/svg+xml" }));
+      Object.assign(document.createElement("a"), { href, download: `${files.dataset.name}.svg` }).click();
+      setTimeout(() => URL.revokeObjectURL(href), 1000);
+    });
+  }
+
+  // A link into a folded section opens it.
+  const unfold = () => {
+    const target = document.getElementById(location.hash.slice(1))?.closest("details");
+    if (target) target.open = true;
+  };
+  addEventListener("hashchange", unfold);
+  unfold();
+
   // What a mark stands for.
   const tip = document.createElement("div");
   tip.className = "tip";

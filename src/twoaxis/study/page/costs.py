@@ -1,9 +1,9 @@
-"""The costs of the arms: front of loss against cost, counted and measured costs, and learning rates."""
+"""The costs of the arms, counted and measured, and learning rates."""
 
 import statistics
 
 from twoaxis.display import numbers as words
-from twoaxis.display.html import Cell, Markup, Number, figure, number, paragraph, section, table
+from twoaxis.display.html import Cell, Markup, Number, figure, joined, number, paragraph, table
 from twoaxis.study.page.results import Figures
 from twoaxis.study.report.text_tables import RATE_COLUMNS, rate_rows
 from twoaxis.study.report_data import ReportData
@@ -25,11 +25,6 @@ COLUMNS = (
 """Trailing blanks make names unique."""
 
 GROUPS = (("", 1), ("by the ledger, before the runs", 4), ("measured, in turns", 3), ("measured, in the runs", 4))
-
-
-def trade_off(figures: Figures) -> str:
-    """The section of the Pareto fronts."""
-    return section("trade-off", "Loss against cost", figure(figures.get("pareto"), heading="none"))
 
 
 def costs(data: ReportData, figures: Figures) -> str:
@@ -59,9 +54,7 @@ def costs(data: ReportData, figures: Figures) -> str:
         "Costs by arm. Training FLOPs are counted forward and backward. The ledger's memory is that of parameters, gradients, "
         "optimizer and saved activations; the measured peak is that of the whole process, so only its ratio compares."
     )
-    return section(
-        "costs",
-        "Costs",
+    return joined(
         figure(figures.get("costs")),
         table(caption, COLUMNS, rows, groups=GROUPS),
         paragraph(_timing(data), "note"),

@@ -1,28 +1,23 @@
-"""The head of a report and its appendix: question, answer, verdicts; settings, runs, and how to reproduce it."""
+"""The first screen of a report, and of its appendix the evidence, settings, runs, and how to reproduce it."""
 
 import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from twoaxis.display import numbers as words
-from twoaxis.display.html import Cell, Markup, bullets, code, details, heading, number, paragraph, part, section, table
+from twoaxis.display.html import Cell, Markup, bullets, code, details, heading, joined, number, paragraph, part, table
 from twoaxis.study.page.costs import setting
-from twoaxis.study.report_data import ArmData, ComparisonData, ReportData, RunData
+from twoaxis.study.report.answer import outlook
+from twoaxis.study.report_data import ReportData, RunData
 
 TEMPLATE = "twoaxis.study.page/answer.html"
 
-SIGNS = {"better": "▼", "worse": "▲", "undecided": "◆", "none": "○"}
-"""Signs of the verdicts, so that colour is not the only cue; down is a lower loss."""
 
-STRIP = 120
-"""Width of the interval on a chip, in pixels."""
-
-
-def header(data: ReportData) -> Markup:
-    """The question, the answer, the validity gate, and the main facts."""
+def header(data: ReportData, verdicts: str) -> Markup:
+    """The first screen: question, answer, validity gate, the figure of the verdicts, and what would decide the rest."""
     gate = None if data.gate is None else {True: "passed", False: "failed", None: "unknown"}[data.gate.passed]
     state = "complete" if data.complete else "incomplete"
-    return part(TEMPLATE, "header", data, state, gate, problems(data), _facts(data))
+    return part(TEMPLATE, "header", data, state, gate, problems(data), verdicts, _facts(data))
 
 
 def problems(data: ReportData) -> list[str]:
@@ -40,92 +35,24 @@ def problems(data: ReportData) -> list[str]:
     return found
 
 
-def verdicts(data: ReportData) -> Markup:
-    """One chip per treatment, then one per contrast."""
-    scale = _reach(data)
-    arms = sorted(
-        ((name, arm) for name, arm in data.arms.items() if arm.role == "treatment"), key=lambda item: _rank(data, item[1])
-    )
-    chips = [_chip(name, _comparison(data, arm), arm.no_verdict, arm.sentence, scale) for name, arm in arms]
-    contrasts = [
-        _chip(f"{one.arm} {words.MINUS} {one.against}", one.comparison, one.no_verdict, one.sentence, scale)
-        for one in data.contrasts
-    ]
-    kinds = [(one.comparison.verdict if one.comparison else None) or "no verdict" for one in data.contrasts]
-    said = ", ".join(f"{kinds.count(word)} {word}" for word in ("better", "worse", "undecided", "no verdict") if word in kinds)
-    noun = "contrast between arms, which rules" if len(contrasts) == 1 else "contrasts between arms, which rule"
-    return part(TEMPLATE, "chips", "treatment", chips) + details(
-        f"{len(contrasts)} {noun} out other explanations: {said}", part(TEMPLATE, "chips", "companion", contrasts)
-    )
-
-
 def _facts(data: ReportData) -> list[tuple[str, str]]:
-    control = data.arms[data.control]
-    treatments, companions = (sum(arm.role == role for arm in data.arms.values()) for role in ("treatment", "companion"))
-    arms = f"{treatments} + {companions} companions" if companions else str(treatments)
-    found = [
-        ("control", data.control),
-        ("arms compared with it", arms),
-        ("replicates of each", str(control.replicates_planned)),
+    control, (decide, following) = data.arms[data.control], outlook(data)
+    compared = [each.comparison for arm in data.arms.values() for each in arm.charged.values()]
+    family = max((one.family for one in compared if one is not None), default=0)
+    return [
+        ("replicates of each arm", str(control.replicates_planned)),
+        ("comparisons in the family", str(family or "")),
         ("tokens per run", words.count(control.tokens)),
+        ("parameters", "" if control.parameters is None else words.count(control.parameters)),
+        ("what would decide the rest", decide),
+        ("what next", following),
     ]
-    spent = [
-        ("runs", "all runs", lambda value: f"{value:.0f}"),
-        ("training_flops", "FLOPs in all", words.count),
-        ("train_seconds", "training in all", words.duration),
-    ]
-    return found + [(title, written(data.spent[key])) for key, title, written in spent if key in data.spent]
-
-
-def _comparison(data: ReportData, arm: ArmData) -> ComparisonData | None:
-    found = arm.charged.get(data.charge)
-    return found.comparison if found else None
-
-
-def _rank(data: ReportData, arm: ArmData) -> float:
-    comparison = _comparison(data, arm)
-    return comparison.mean_difference if comparison else float("inf")
-
-
-def _reach(data: ReportData) -> tuple[float, float]:
-    """The range of the strips: zero, all means, and intervals up to three times the largest mean."""
-    found = [comparison for arm in data.arms.values() if (comparison := _comparison(data, arm))]
-    found += [one.comparison for one in data.contrasts if one.comparison is not None]
-    most = 3 * max((abs(comparison.mean_difference) for comparison in found), default=1.0)
-    ends = [end for one in found for end in one.simultaneous or one.ci95 or (one.mean_difference,)]
-    ends = [min(max(end, -most), most) for end in ends]
-    return min([*ends, 0.0]), max([*ends, 0.0])
-
-
-def _chip(name: str, comparison: ComparisonData | None, why: str, sentence: str, reach: tuple[float, float]) -> dict[str, Any]:
-    kind = (comparison.verdict if comparison else None) or "none"
-    word = (comparison.remark if comparison else "") or "no verdict"
-    chip: dict[str, Any] = {"name": name, "kind": kind, "word": word, "why": why, "sentence": sentence, "sign": SIGNS[kind]}
-    if comparison is None:
-        return chip | {"ends": None}
-    low, high = comparison.simultaneous or comparison.ci95 or (comparison.mean_difference,) * 2
-    family = f", family of {comparison.family}" if comparison.family and comparison.verdict else ""
-    return chip | {
-        "mean": words.signed(comparison.mean_difference),
-        "interval": words.interval(low, high) + family,
-        "ends": _strip(comparison.mean_difference, low, high, reach),
-        "width": STRIP,
-    }
-
-
-def _strip(mean: float, low: float, high: float, reach: tuple[float, float]) -> list[float]:
-    """Positions of zero, both ends and the mean on a chip, in pixels."""
-    span = reach[1] - reach[0] or 1.0
-    ends = (0.0, low, mean, high)
-    return [round(5 + (STRIP - 10) * (min(max(end, reach[0]), reach[1]) - reach[0]) / span, 1) for end in ends]
 
 
 def evidence(data: ReportData) -> str:
     """The decision rule, the pairing, evidence that would overturn the verdicts, and limits."""
     broken = "error" if any(pair.get("problems") for pair in data.pairing.pairs) else ""
-    return section(
-        "evidence",
-        "How far the evidence reaches",
+    return joined(
         heading("Decision rule"),
         paragraph(data.decision_rule),
         heading("Pairing"),
@@ -139,9 +66,7 @@ def evidence(data: ReportData) -> str:
 
 def reproduce(data: ReportData) -> str:
     """The command, the environment, and every setting."""
-    return section(
-        "reproduce",
-        "Reproduce it",
+    return joined(
         part("twoaxis.study.page/answer.html", "command", data.command),
         details("Environment", _environments(data)),
         details("Every setting", _settings(data), _differences(data)),
@@ -159,9 +84,7 @@ def runs(data: ReportData) -> str:
     rows = [_run(run) for run in data.runs]
     columns = ("arm", "seed", "why", "outcome", "validation loss", "tokens", "tokens per s", "training", "peak memory", "from")
     text = ("why", "outcome", "from")
-    return section(
-        "runs",
-        "Runs",
+    return joined(
         table("Runs that did not finish", columns, map(_run, lost), text=text) if lost else "",
         details(summary, table("All runs, including trials; losses in nats per token", columns, rows, text=text)),
     )
@@ -170,7 +93,7 @@ def runs(data: ReportData) -> str:
 def design(data: ReportData) -> str:
     """The design, as in its file."""
     text = json.dumps(data.design, indent=1, ensure_ascii=False)
-    return section("design", "Design", details("study.json", code(text)))
+    return code(text)
 
 
 def _run(run: RunData) -> tuple[Cell, ...]:

@@ -1,6 +1,6 @@
 """The results of a study: differences by arm, at equal cost, speedups, companions, losses along training, and audits."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from twoaxis.audit.result import Ablation, Audit
 from twoaxis.display import numbers as words
@@ -14,15 +14,15 @@ from twoaxis.display.html import (
     bullets,
     details,
     figure,
+    joined,
     number,
     paragraph,
-    section,
     table,
 )
 from twoaxis.study.figures import Figure
 from twoaxis.study.figures.audits import audit_name, read_audit
 from twoaxis.study.report.text_tables import ACCURACY_COLUMNS
-from twoaxis.study.report_data import UNITS, Charge, ComparisonData, ReportData, SpeedupData
+from twoaxis.study.report_data import UNITS, Charge, ComparisonData, ContrastData, ReportData, SpeedupData
 
 COMPARED = ("difference", "simultaneous interval", "verdict", "family", "own 95 %", "bootstrap", "p, corrected", "power")
 """The columns of a comparison."""
@@ -30,7 +30,7 @@ COMPARED = ("difference", "simultaneous interval", "verdict", "family", "own 95 
 Figures = Mapping[str, Figure]
 
 
-def result(data: ReportData, figures: Figures) -> str:
+def result(data: ReportData) -> str:
     """Every arm against the control, by the decision rule."""
     rows = []
     for name, arm in data.arms.items():
@@ -43,23 +43,20 @@ def result(data: ReportData, figures: Figures) -> str:
         f"Result by arm at equal {UNITS[data.charge]}. Losses and differences in nats per token; difference: mean over "
         "replicates of the arm's loss minus the control's with the same seed, below zero is better."
     )
-    sentences = [arm.sentence for arm in data.arms.values() if arm.sentence]
-    return section(
-        "result",
-        "Result",
-        figure(figures.get("differences")),
+    sentences = [one.sentence for one in (*data.arms.values(), *data.asked) if one.sentence]
+    parts = [(f"equal {name}", _equal_cost_table(data, charge)) for charge, name in UNITS.items()]
+    return joined(
         table(caption, columns, rows, text=("verdict",)),
+        _contrasts(data.asked, "Arms minus arms, as the study asks, in nats per token; below zero the first is better."),
         _accuracies(data),
-        details("The verdicts in sentences", bullets(sentences)),
+        alternatives("charged at", parts),
+        details("The verdicts in sentences", bullets((*data.findings, *sentences))),
     )
 
 
-def equal(data: ReportData, figures: Figures) -> str:
-    """Every arm against the control at equal tokens, FLOPs and seconds."""
-    parts = [(f"equal {name}", _equal_cost_table(data, charge)) for charge, name in UNITS.items()]
-    lead = "An arm that takes more per token is here given fewer tokens, or the control more: which differences outlast that?"
-    inner = (figure(figures.get("charged"), heading="none"), alternatives("charged at", parts))
-    return section("equal", "At equal tokens, FLOPs and seconds", *inner, lead=lead if any(part for _, part in parts) else "")
+def cost(data: ReportData, figures: Figures) -> str:
+    """The arms at equal tokens, FLOPs and seconds, and the fronts of loss against cost."""
+    return joined(figure(figures.get("charged")), figure(figures.get("pareto")))
 
 
 def speedups(data: ReportData, figures: Figures) -> str:
@@ -77,9 +74,7 @@ def speedups(data: ReportData, figures: Figures) -> str:
     )
     groups = (("", 1), ("by FLOPs", 3), ("by seconds", 3))
     fits = [f"By {UNITS[by]} of training: {curve.sentence}" for by, curve in data.curves.items()]
-    return section(
-        "speedup",
-        "Effective speedup",
+    return joined(
         figure(figures.get("speedup"), heading="none"),
         table(caption, columns, rows, text=words_in, groups=groups) if rows else "",
         figure(figures.get("control-curve")),
@@ -88,29 +83,35 @@ def speedups(data: ReportData, figures: Figures) -> str:
 
 
 def training(figures: Figures) -> str:
-    """Curves along training."""
-    return section("training", "Along training", figure(figures.get("losses")), figure(figures.get("paired")))
+    """Losses along training."""
+    return figure(figures.get("losses"), heading="none")
 
 
 def companions(data: ReportData, figures: Figures) -> str:
-    """Contrasts: treatments against companions or each other."""
+    """Contrasts with companions, which rule out other explanations."""
+    left = [one for one in data.contrasts if one not in data.asked]
+    every = any(arm.role == "companion" for arm in data.arms.values())
+    lead = (
+        "Each companion isolates one explanation: it lacks the feature in question, or spends the same cost in another way. "
+        "Its name in report.json is ARM~KIND@COST."
+    )
+    caption = "Arms minus their companions, nats per token; below zero means that the arm is better than the companion."
+    return joined(
+        paragraph(lead if every else "", "lead"),
+        figure(figures.get("contrasts"), heading="none"),
+        _contrasts(left, caption),
+        bullets(found.sentence for found in left if found.comparison is None),
+    )
+
+
+def _contrasts(contrasts: Sequence[ContrastData], caption: str) -> str:
     rows = []
-    for found in data.contrasts:
-        why = data.arms[found.against].why if found.against in data.arms else ""
+    for found in contrasts:
         compared = _compared(found.comparison, found.no_verdict or "no verdict")
         pair = Markup("{} {}<br>{}").format(breakable(found.arm), words.MINUS, breakable(found.against))
-        rows.append((pair, why, _matched(found.matched), *compared))
-    columns = ("difference of", "what the companion is for", "matched", *COMPARED)
-    caption = "Arms minus their companions, nats per token; below zero means that the arm is better than the companion."
-    lead = "Each companion isolates one explanation: it lacks the feature in question, or spends the same cost in another way."
-    return section(
-        "companions",
-        "Against companions",
-        figure(figures.get("contrasts"), heading="none"),
-        table(caption, columns, rows, text=("matched", "verdict"), long=("what the companion is for",)) if rows else "",
-        bullets(found.sentence for found in data.contrasts if found.comparison is None),
-        lead=lead if rows else "",
-    )
+        rows.append((pair, found.why, _matched(found.matched), *compared))
+    columns = ("difference of", "what it tells", "matched", *COMPARED)
+    return table(caption, columns, rows, text=("matched", "verdict"), long=("what it tells",)) if rows else ""
 
 
 def _matched(matched: str) -> Cell:
@@ -201,7 +202,7 @@ def inside(data: ReportData, figures: Figures) -> str:
             )
         )
     lead = "A large weight need not be a large effect, so sources are also removed and the loss change is shown."
-    return section("inside", "Inside the arms", *parts, lead=lead if any(parts) else "")
+    return joined(paragraph(lead if any(parts) else "", "lead"), *parts)
 
 
 def _summary(audit: Audit) -> str:

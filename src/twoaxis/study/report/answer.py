@@ -37,6 +37,39 @@ def findings(report: ReportData) -> tuple[str, ...]:
     return tuple(filter(None, [*said, f"No verdict on {', '.join(without)}." if without else ""]))
 
 
+def outlook(report: ReportData) -> tuple[str, str]:
+    """What would decide the undecided comparisons, and what to do next; "" where there is nothing to say."""
+    found = _compared(_treatments(report), report.charge)
+    found |= {f"{one.arm} against {one.against}": one.comparison for one in report.asked if one.comparison is not None}
+    by, n, tuning = _by_verdict(found), report.arms[report.control].replicates_planned, report.tuning
+    needed = {name: found[name].replicates_needed or 0 for name in by["undecided"]}
+    ranked = sorted((more, name) for name, more in needed.items() if more > n)
+    decide = "" if by["undecided"] or not (by["better"] or by["worse"]) else "Every comparison is decided."
+    if ranked:
+        ends = dict((ranked[-1], ranked[0]))
+        some = " to ".join(
+            f"{more:,}{f' ({ends[more]})' if len(ranked) == 1 or len(ends) > 1 else ''}" for more in sorted(ends)
+        )
+        effect = report.design.get("decision", {}).get("smallest_effect", 0)
+        decide = f"About {some} replicates, now {n}, to find a difference of {effect:g} nats with power 0.8."
+    steps = [report.gate.change] if report.gate is not None and report.gate.change else []
+    if not report.complete:
+        steps.append("Run the study again to complete it; what has finished is kept.")
+    if tuning is not None and tuning.at_edge:
+        steps.append(f"Widen the grid of learning rates of {_listed(tuning.at_edge)}, whose best rate is at its end.")
+    if by["better"]:
+        best = by["better"][0]
+        steps.append(f"Repeat {best} at a second size and budget: the sign has to hold there.")
+    elif ranked:
+        more, name = ranked[0]
+        suggestive = _listed([name for name in by["undecided"] if found[name].suggestive] or [name])
+        few = f"{2 * n} replicates, new seeds" if suggestive != name else f"{more:,} replicates"
+        steps.append(f"Run {few}, to decide {suggestive}; or repeat all at a larger budget.")
+    elif by["worse"]:
+        steps.append(f"Search the learning rate of {_listed(by['worse'][:NAMED])} more finely, or drop it at this size.")
+    return decide, " ".join(steps[:2])
+
+
 def finished_replicates(report: ReportData) -> tuple[int, int]:
     """The numbers of complete and of planned replicates."""
     planned = report.arms[report.control].replicates_planned
@@ -65,8 +98,7 @@ def _decided_contrasts(report: ReportData) -> bool:
 
 def _is_about_companions(report: ReportData) -> bool:
     """A study with one kind of companion is about that comparison, not about the control."""
-    generated = {one.against for one in report.contrasts} <= {n for n, arm in report.arms.items() if arm.role == "companion"}
-    return generated and len({one.why for one in report.contrasts}) == 1
+    return any(report.arms[one.against].role == "companion" for one in report.asked)
 
 
 def _untrained(report: ReportData) -> str:
@@ -88,7 +120,8 @@ def _nothing_yet(report: ReportData, arms: Mapping[str, ArmData]) -> str:
     if gate is None or gate.passed is None:
         return "No verdict: whether the control was trained is not known."
     reasons = {arm.no_verdict for arm in arms.values()}
-    return f"No verdict: {reasons.pop()}." if len(reasons) == 1 else f"No verdict on any of {len(arms)} arms."
+    said = f"No verdict: {'; '.join(reasons)}."
+    return said if len(reasons) == 1 and _fits(said) else f"No verdict on any of {len(arms)} arms."
 
 
 def _by_arms(report: ReportData, arms: Mapping[str, ArmData]) -> str:
@@ -116,7 +149,7 @@ def _by_arms(report: ReportData, arms: Mapping[str, ArmData]) -> str:
     # Writes the unit once, with the first number.
     found_so = "the loss is" if by["better"] else f"{_NONE_LOWERS}: it is"
     full = f"{_capital(equal)} {found_so} {', '.join(parts)}.".replace(")", " nats)", 1)
-    return full if len(full.split()) <= MOST_WORDS else _counted(found, by, len(arms), len(without), equal)
+    return full if _fits(full) else _counted(found, by, len(arms), len(without), equal)
 
 
 _WORDS = (("better", "lower"), ("worse", "higher"))
@@ -128,9 +161,17 @@ def _counted(found: Compared, by: Mapping[str, Sequence[str]], n: int, without: 
     lower = f"{len(better)} of {n} arms {_verb('lower', better)} the loss{_most(found, better)}"
     parts = [lower if better else _NONE_LOWERS]
     parts += [f"{len(worse)} {_verb('raise', worse)} it{'' if better else _most(found, worse)}"] if worse else []
-    parts += [f"{len(undecided)} undecided"] if undecided else []
-    parts += [f"{without} without verdict"] if without else []
-    return f"{_capital(equal)}, {'; '.join(parts)}.".replace(")", " nats)", 1)
+    rest = [f"{len(undecided)} undecided"] if undecided else []
+    rest += [f"{without} without verdict"] if without else []
+    full, short = (
+        f"{_capital(equal)}, {'; '.join([*parts, *ends])}.".replace(")", " nats)", 1)
+        for ends in (rest, [f"{len(undecided) + without} open"])
+    )
+    return full if _fits(full) else short
+
+
+def _fits(sentence: str) -> bool:
+    return len(sentence.split()) <= MOST_WORDS
 
 
 def _verb(verb: str, arms: Sequence[str]) -> str:

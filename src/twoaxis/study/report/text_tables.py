@@ -216,6 +216,9 @@ COMPARED = (
     "sd",
     "ci95_low",
     "ci95_high",
+    "simultaneous_low",
+    "simultaneous_high",
+    "family",
     "bootstrap95_low",
     "bootstrap95_high",
     "p",
@@ -257,6 +260,7 @@ ARMS = (
 CHANGES = ("path", "before", "after", "of", "to", "wanted", "got")
 POINTS = ("seed", "cost", "loss", "residual")
 RUNS = ("arm", "seed", "role", "status", "message", "reused_from", "loss")
+ABLATIONS = ("what", "sublayer", "target", "choice", "replacement", "loss_change", "standard_error", "control_loss_change")
 SPEEDUP = ("arm", "by", "speedup", "ci95_low", "ci95_high", "bootstrap95_low", "bootstrap95_high", "sentence")
 
 
@@ -307,6 +311,10 @@ def csv_tables(data: ReportData) -> dict[str, str]:
                 for lr, loss in trials.items()
             ],
         ),
+        "ablations": (
+            ("arm", *ABLATIONS),
+            [(name, *map(one.get, ABLATIONS)) for name, arm in arms for one in (arm.audit or {}).get("ablations", ())],
+        ),
         "runs": (RUNS, [_fields(run, RUNS) for run in data.runs]),
     }
     return {name: _csv(columns, rows) if rows else "" for name, (columns, rows) in made.items()}
@@ -319,11 +327,14 @@ def _fields(one: Any, names: Sequence[str]) -> tuple[Any, ...]:
 def _compared(found: ComparisonData | None) -> Sequence[Any]:
     if found is None:
         return (None,) * len(COMPARED)
-    ends = [end for pair in (found.ci95, found.bootstrap95) for end in pair or (None, None)]
+    own, wide, bootstrap = (pair or (None, None) for pair in (found.ci95, found.simultaneous, found.bootstrap95))
     return (
         found.mean_difference,
         found.sd_difference,
-        *ends,
+        *own,
+        *wide,
+        found.family,
+        *bootstrap,
         found.p,
         found.p_holm,
         found.power,
