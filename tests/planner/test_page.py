@@ -11,13 +11,16 @@ import pytest
 
 from twoaxis.core.errors import ConfigError, DataError
 from twoaxis.planner.coefficients import coefficients
-from twoaxis.planner.formulas.rows import method_row, methods_of, refusal, sorted_by, unpacked
+from twoaxis.planner.evidence import evidence
+from twoaxis.planner.formulas.page_content import advice, best_rows, figure, table_rows
+from twoaxis.planner.formulas.rows import method_row, methods_of, refusal, sorted_by, step_of, unpacked
 from twoaxis.planner.formulas.written import BYTES, amount, log2_of, percent, three_digits
 from twoaxis.planner.methods import Refusal, fitted, methods
 from twoaxis.planner.model import read_model
 from twoaxis.planner.model.shape import ModelShape
 from twoaxis.planner.page import planner_page, write_page
-from twoaxis.planner.page.data import OF_ONE_MODEL, WINDOWS, Data, Pool, with_layers
+from twoaxis.planner.page.data import OF_ONE_MODEL, WINDOWS, Data, Pool, first_choice, with_layers
+from twoaxis.planner.page.document import sides
 from twoaxis.planner.quantities import Precision
 from twoaxis.planner.setting import ParallelLayout, Setting
 
@@ -235,6 +238,58 @@ def test_a_page_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError):
         write_page(tmp_path / "file" / "plan.html", with_layers(model(), 1), one_device())
+
+
+def methods_in(drawn: str) -> list[str]:
+    return re.findall(r' data-method="(\d+)"', drawn)
+
+
+def test_every_chart_and_table_has_one_order_and_marks_what_exceeds_the_memory() -> None:
+    found, choice = page_tables(), first_choice(page_tables(), model(), setting(), 8)
+    rows = [method_row(found, choice, method) for method in methods_of(found, choice)]
+    limit = sum(sorted(row["memory_bytes"] for row in rows)[-6:-4]) / 2
+    tight = {**found, "devices": [{**device, "limit_bytes": limit} for device in found["devices"]]}
+    view, step = {"goal": "all", "chosen": 0}, step_of(found, choice, 0)
+    order = [str(row["method"]) for row in sorted_by(rows, "step_seconds")]
+    over = {str(row["method"]) for row in rows if row["memory_bytes"] > limit}
+    assert len(over) == 5
+    table = table_rows(tight, choice, rows, view)
+    assert methods_in(table) == order and table.count(" over</td>") == 5
+    for name in ("step", "memory", "token", "cache", "front"):
+        drawn = figure(tight, choice, rows, step, view, name, 470)
+        assert (sorted if name == "front" else list)(methods_in(drawn)) == (sorted(order) if name == "front" else order), name
+        marked = re.findall(r'<g class="(?:bar|point) [^"]*\bover\b[^"]*" data-method="(\d+)"', drawn)
+        assert set(marked) == over, name
+    shaded = re.search(r'<rect x="[\d.]+" y="8.0" width="[\d.]+" height="([\d.]+)" class="beyond"/>', drawn)
+    heights = re.findall(
+        r'class="point[^"]*?( over)?(?: chosen)?" data-method="\d+"[^>]*><circle cx="[\d.]+" cy="([\d.]+)"', drawn
+    )
+    assert shaded is not None and len(heights) == len(rows)
+    assert all((float(y) < 8 + float(shaded[1])) == bool(is_over) for is_over, y in heights)
+    best = methods_in(best_rows(tight, choice, rows, view))
+    assert best == ["0", *[method for method in order if method != "0" and method not in over][:8]]
+
+
+def test_the_advice_says_cost_rank_and_limit_in_one_sentence_with_the_studies_for_and_against() -> None:
+    found, choice = page_tables(), first_choice(page_tables(), model(), setting(), 8)
+    rows = [method_row(found, choice, method) for method in methods_of(found, choice)]
+    shortcuts = [row for row in rows[1:] if found["methods"][row["method"]]["goal"] == "shortcut"]
+    (ddl,) = (row for row in rows if found["methods"][row["method"]]["name"] == "DDL")
+    rank = sum(row["step_seconds"] < ddl["step_seconds"] for row in shortcuts) + 1
+    said = advice(found, choice, rows, "shortcut")
+    assert said in page_text() and said.startswith("For a better shortcut the paper recommends DDL, which adds ")
+    assert (
+        f"(number {rank} of {len(shortcuts)})" in said and said.count(".\n") == 0 and " of 72.0 GB, 90 % of one h100." in said
+    )
+    tight = {**found, "devices": [{**device, "limit_bytes": ddl["memory_bytes"] - 1} for device in found["devices"]]}
+    fastest = min((row for row in shortcuts if row["memory_bytes"] < ddl["memory_bytes"]), key=lambda row: row["step_seconds"])
+    instead = f"; {found['methods'][fastest['method']]['name']} is the fastest within it"
+    assert instead in advice(tight, choice, rows, "shortcut") and "over the limit of" in advice(tight, choice, rows, "all")
+    for goal in ("shortcut", "local-mixing"):
+        summary = re.search(rf'<details class="evidence" data-goal="{goal}"[^>]*>(.*?)</summary>', page_text(), re.DOTALL)
+        assert summary is not None
+        for word, studies in sides(evidence(goal)):
+            assert f"{word}: {', '.join(one.name for one in studies) or 'none'}." in summary[1]
 
 
 def test_numbers_are_rounded_and_sorted() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from twoaxis.planner.formulas import collectives, counts, roofline, written
 from twoaxis.planner.formulas import schedules as pipeline
-from twoaxis.planner.formulas.page_content import facts, figure, table_rows
+from twoaxis.planner.formulas.page_content import advice, best_rows, facts, figure, table_rows
 from twoaxis.planner.formulas.rows import method_row, methods_of, refusal, step_of, unpacked
 from twoaxis.planner.page.document import FIGURES, WIDTHS
 
@@ -101,13 +101,18 @@ def test_the_browser_draws_what_python_does(see: Any) -> None:
         for width in WIDTHS[name]:
             drawn = seen.page.evaluate(DRAW, [name, width])
             assert drawn == figure(page_tables(), choice, rows, step, view, name, width), name
-    names = [method["name"] for method in page_tables()["methods"]]
-    table = "({ rows, view }) => formulas.table_rows(rows, window.plan.names, view.chosen)"
-    seen.page.evaluate("(names) => { window.plan.names = names; }", names)
-    assert seen.page.evaluate(f"({table})(window.plan)") == table_rows(rows, names, 7)
+    for tables_of in (table_rows, best_rows):
+        assert seen.page.evaluate(TABLE, tables_of.__name__) == tables_of(page_tables(), choice, rows, view)
+    assert seen.page.locator("#advice").inner_text() == advice(page_tables(), choice, rows, "local-mixing")
+    assert seen.page.locator(".evidence:visible").count() == 1
     told = seen.page.locator("#facts dd").all_inner_texts()
     assert told == [value for _, value in facts(choice, rows, step, view)]
 
+
+TABLE = """(name) => {
+  const { tables } = JSON.parse(document.getElementById('data').textContent);
+  return formulas[name](tables, window.plan.choice, window.plan.rows, window.plan.view);
+}"""
 
 DRAW = """([name, width]) => {
   const { choice, rows, step, view } = window.plan;

@@ -107,11 +107,16 @@ class StudyEvidence:
         """Whether it supports the recommendation, by the comparisons with the control if there are any."""
         if self.withdrawn:
             return "withdrawn"
-        # A method that beats another explanation of its gain, and not the control, has no gain to explain.
-        decisive = {pair.verdict for pair in self.pairs if pair.with_control} or {pair.verdict for pair in self.pairs}
+        decisive = {pair.verdict for pair in self.decisive}
         if "better" in decisive:
             return "mixed" if any(pair.verdict == "worse" for pair in self.pairs) else "for"
         return "against" if "worse" in decisive else "undecided"
+
+    @property
+    def decisive(self) -> tuple[PairVerdict, ...]:
+        """The comparisons with the control if there are any, else all."""
+        # A method that beats another explanation of its gain, and not the control, has no gain to explain.
+        return tuple(pair for pair in self.pairs if pair.with_control) or self.pairs
 
     def to_data(self) -> dict[str, Any]:
         """Plain JSON-ready data."""

@@ -1,12 +1,11 @@
-"""Bars of methods, lines of depth states and the timeline of a step as SVG, the same in Python and in a browser.
+"""Bars and points of methods, lines of depth states and the timeline of a step as SVG, alike in Python and in a browser.
 
 A bar is {`method`, `name`, `value`, `text`, `tone`}, where the tone is a class of the style sheet.
 """
 
 from typing import Any
 
-from twoaxis.planner.formulas.rows import sorted_by
-from twoaxis.planner.formulas.written import BYTES, SECONDS, amount, log2_of, place
+from twoaxis.planner.formulas.written import BYTES, SECONDS, amount, log2_of, percent, place
 
 Data = dict[str, Any]
 
@@ -15,12 +14,12 @@ RANK = 28
 
 
 def bars(given: list[Data], chosen: int, limit: float, limit_text: str, label: str, width: int) -> str:
-    """Horizontal bars from the smallest to the largest.
+    """Horizontal bars.
 
     Args:
-        given: the bars.
+        given: the bars from top to bottom.
         chosen: the method that stands out.
-        limit: a value with a line of its own; 0 for none.
+        limit: a value with a line of its own, unless it is far above; 0 for none.
         limit_text: what it is.
         label: the figure in words.
         width: in CSS pixels.
@@ -29,10 +28,13 @@ def bars(given: list[Data], chosen: int, limit: float, limit_text: str, label: s
     left = names
     right = width - 58
     least = 0
-    most = limit
+    most = 0
     for bar in given:
         least = min(least, bar["value"])
         most = max(most, bar["value"])
+    # A limit far above all bars would make them alike.
+    limit = limit if limit < 2 * most else 0
+    most = max(most, limit)
     scale = (right - left) / (most - least) if most > least else 0
     zero = left - least * scale
     top = 18 if limit > 0 else 2
@@ -44,7 +46,7 @@ def bars(given: list[Data], chosen: int, limit: float, limit_text: str, label: s
         drawn = drawn + line_at(x, top - 3, x, height - 2, "limit")
     drawn = drawn + line_at(zero, top, zero, height - 2, "axis")
     y = top
-    for bar in sorted_by(given, "value"):
+    for bar in given:
         tone = bar["tone"] + (" chosen" if bar["method"] == chosen else "")
         start = min(zero, zero + bar["value"] * scale)
         length = max(1, abs(bar["value"]) * scale)
@@ -55,6 +57,114 @@ def bars(given: list[Data], chosen: int, limit: float, limit_text: str, label: s
         drawn = drawn + text_at(max(zero, start + length) + 5, y + 13.5, "start", "value", bar["text"]) + "</g>"
         y = y + ROW
     return drawn + "</svg>"
+
+
+def points(given: list[Data], chosen: int, limit: float, limit_text: str, label: str, width: int) -> str:
+    """A point for each method: its overhead across, its memory upwards, and a shaded area above the limit.
+
+    Args:
+        given: {`method`, `name`, `x`, `y`, `tip`, `tone`} of each method, the most important first.
+        chosen: the method that stands out.
+        limit: of the memory.
+        limit_text: what it is.
+        label: the figure in words.
+        width: in CSS pixels.
+    """
+    height = 340
+    left = 62
+    right = width - 16
+    top = 8
+    bottom = height - 42
+    low = given[0]["y"]
+    high = given[0]["y"]
+    least = 0
+    most = 0.01
+    for point in given:
+        low = min(low, point["y"])
+        high = max(high, point["y"])
+        least = min(least, point["x"])
+        most = max(most, point["x"])
+    # A limit far above all methods would press them together.
+    high = max(high, limit) if limit < 2 * high else high
+    margin = 0.06 * max(high - low, 0.02 * high)
+    axes = [
+        left + 8,
+        (right - left - 16) / (most - least),
+        least,
+        bottom,
+        (bottom - top) / (high - low + 2 * margin),
+        low - margin,
+    ]
+    drawn = opening(width, height, label)
+    edge = max(top, bottom - (limit - axes[5]) * axes[4])
+    if edge > top:
+        drawn = drawn + box_at(left, top, right - left, edge - top, "beyond") + line_at(left, edge, right, edge, "limit")
+    drawn = drawn + text_at(
+        right - 4, edge + 13, "end", "limit", ("limit: " if edge > top else "the limit is above: ") + limit_text
+    )
+    step = nice_step(high - low + 2 * margin, 4)
+    for index in range(int(axes[5] / step) + 1, int((high + margin) / step) + 1):
+        y = bottom - (index * step - axes[5]) * axes[4]
+        drawn = (
+            drawn + line_at(left, y, right, y, "grid") + text_at(left - 7, y + 4, "end", "tick", amount(index * step, BYTES))
+        )
+    step = nice_step(most - least, 3 if width > 400 else 2)
+    for index in range(0 - int(0 - least / step), int(most / step) + 1):
+        x = axes[0] + (index * step - least) * axes[1]
+        drawn = (
+            drawn + line_at(x, bottom, x, bottom + 4, "axis") + text_at(x, bottom + 17, "middle", "tick", percent(index * step))
+        )
+    drawn = drawn + line_at(left, bottom, right, bottom, "axis")
+    drawn = drawn + text_at((left + right) / 2, height - 4, "middle", "tick", "seconds of a training step beyond the control")
+    front = ""
+    # Boxes of points and of what is written already; the chosen method names itself first.
+    taken = [[right - 6.2 * len(limit_text) - 110, edge + 9, right]]
+    for point in given:
+        x = axes[0] + (point["x"] - least) * axes[1]
+        taken.append([x - 4, bottom - (point["y"] - axes[5]) * axes[4], x + 4])
+    for point in given:
+        if point["method"] == chosen:
+            front = one_point(point, " chosen", axes, right, taken)
+    for point in given:
+        if point["method"] != chosen:
+            front = one_point(point, "", axes, right, taken) + front
+    return drawn + front + "</svg>"
+
+
+def one_point(point: Data, state: str, axes: list[float], right: float, taken: list) -> str:
+    """A point, with its name where that covers none of those already written."""
+    x = axes[0] + (point["x"] - axes[2]) * axes[1]
+    y = axes[3] - (point["y"] - axes[5]) * axes[4]
+    tone = point["tone"] + state
+    drawn = '<g class="point ' + tone + '" data-method="' + str(point["method"]) + '" data-tip="' + point["tip"] + '">'
+    drawn = drawn + '<circle cx="' + place(x) + '" cy="' + place(y) + '" r="' + ("4.5" if state == "" else "6.5") + '"/>'
+    length = 6.6 * len(point["name"])
+    start = x + 9 if x + 9 + length < right else x - 9 - length
+    covered = 1 if start < axes[0] else 0
+    for box in taken:
+        if abs(box[1] - y) < (8 if box[2] - box[0] < 9 else 13) and start < box[2] and box[0] < start + length:
+            covered = covered + 1
+    if covered == 0 or state != "":
+        taken.append([start, y, start + length])
+        drawn = drawn + text_at(start, y + 4, "start", "name", point["name"])
+    return drawn + "</g>"
+
+
+def nice_step(span: float, parts: int) -> float:
+    """A step of 1, 2 or 5 times a power of ten that divides a span into at least so many parts.
+
+    Example:
+        >>> nice_step(100, 4), nice_step(0.9, 4), nice_step(70, 5)
+        (20.0, 0.2, 10.0)
+    """
+    step = 1.0
+    while step * parts > span:
+        step = step / 10
+    while step * 10 * parts <= span:
+        step = step * 10
+    if step * 5 * parts <= span:
+        return step * 5
+    return step * 2 if step * 2 * parts <= span else step
 
 
 def opening(width: float, height: float, label: str) -> str:

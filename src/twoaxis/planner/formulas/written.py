@@ -39,11 +39,11 @@ def three_digits(value: float) -> str:
 
 
 def amount(value: float, units: list) -> str:
-    """A number in the largest unit not above it, after rounding to three digits.
+    """A number in the largest unit not above it, after rounding to three digits; whole without a unit.
 
     Example:
-        >>> amount(0.0123, SECONDS), amount(8e10, BYTES), amount(0, BYTES), amount(999.6e6, BYTES)
-        ('12.3 ms', '80.0 GB', '0', '1.00 GB')
+        >>> amount(0.0123, SECONDS), amount(8e10, BYTES), amount(0, BYTES), amount(999.6e6, BYTES), amount(2, COUNTS)
+        ('12.3 ms', '80.0 GB', '0', '1.00 GB', '2')
     """
     if value < 0:
         return "-" + amount(0 - value, units)
@@ -51,7 +51,7 @@ def amount(value: float, units: list) -> str:
         return "0"
     for unit in units:
         if value >= 0.9995 * unit[0]:
-            return three_digits(value / unit[0]) + " " + unit[1]
+            return three_digits(value / unit[0]) + " " + unit[1] if unit[1] != "" else fixed(value, 0)
     last = units[len(units) - 1]
     return three_digits(value / last[0]) + " " + last[1]
 

@@ -82,8 +82,10 @@
       pair.append(Object.assign(document.createElement("dd"), { textContent: value }));
       return pair;
     }));
-    const names = tables.methods.map((method) => method.name);
-    document.querySelector("#numbers tbody").innerHTML = formulas.table_rows(rows, names, view.chosen);
+    document.querySelector("#best tbody").innerHTML = formulas.best_rows(tables, choice, rows, view);
+    document.querySelector("#numbers tbody").innerHTML = formulas.table_rows(tables, choice, rows, view);
+    document.getElementById("advice").textContent = formulas.advice(tables, choice, rows, view.goal);
+    document.querySelectorAll(".evidence").forEach((one) => { one.hidden = ![one.dataset.goal, "all"].includes(view.goal); });
     window.plan = { choice, view, rows, step };
   };
 

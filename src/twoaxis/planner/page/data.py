@@ -3,15 +3,17 @@
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from twoaxis.core.errors import ConfigError
+from twoaxis.planner.advice import RECOMMENDED
 from twoaxis.planner.coefficients import coefficients
 from twoaxis.planner.formulas.rows import methods_of
 from twoaxis.planner.hardware import Device, read_device, shipped_devices
-from twoaxis.planner.methods import WINDOW, Method, Refusal, fitted, methods
+from twoaxis.planner.methods import WINDOW, Goal, Method, Refusal, fitted, methods
 from twoaxis.planner.model.shape import ModelShape
 from twoaxis.planner.quantities import Precision
+from twoaxis.planner.search import RESERVE
 from twoaxis.planner.setting import ParallelLayout, Setting
 
 Data = dict[str, Any]
@@ -23,6 +25,12 @@ OF_ONE_MODEL = ("name", "depth_kind", "n_layers", "sublayers", "ends", "leaves")
 """Coefficients that differ between methods; the others are shared."""
 
 MOST_TENSOR_RANKS = 16
+
+GOALS: tuple[tuple[Goal | Literal["all"], str], ...] = (
+    ("all", "every method"),
+    ("shortcut", "a better shortcut"),
+    ("local-mixing", "local mixing along positions"),
+)
 
 
 def tables(model: ModelShape, setting: Setting) -> Data:
@@ -40,6 +48,12 @@ def tables(model: ModelShape, setting: Setting) -> Data:
         found["models"].append([pool.model(method, deep, setting.precision) for method in range(len(methods()))])
     found["methods"] = [{"name": named(method), "goal": method.goal} for method in methods()]
     found["tensor"] = [ranks_of(method, model, setting.layout.tensor) for method in methods()]
+    names = [method["name"] for method in found["methods"]]
+    found["recommended"] = [
+        {"goal": goal, "words": words, "method": names.index(RECOMMENDED[goal][0].removesuffix(f" w={WINDOW}"))}
+        for goal, words in GOALS
+        if goal != "all"
+    ]
     found["devices"] = [numbers for device in devices_of(setting) if (numbers := device_numbers(device, setting)) is not None]
     return found
 
@@ -87,7 +101,7 @@ def device_numbers(device: Device, setting: Setting) -> Data | None:
         "description": device.description,
         "rates": rates,
         "links": links,
-        "memory_bytes": device.memory_bytes.value,
+        "limit_bytes": device.memory_bytes.value * (1 - RESERVE),
     }
 
 
@@ -214,7 +228,6 @@ def _divides(model: ModelShape, ranks: int) -> bool:
     return True
 
 
-GOALS = (("all", "every method"), ("shortcut", "a better shortcut"), ("local-mixing", "local mixing along positions"))
 SHARDING = (("none", "nothing"), ("optimizer", "optimizer state"), ("weights", "weights, gradients, optimizer"))
 FORWARDING = (("naive", "the whole state"), ("cached", "what the rank has not received"), ("cached_own", "nor made itself"))
 WORDS: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {

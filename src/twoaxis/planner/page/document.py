@@ -1,11 +1,13 @@
 """The page: data, formulas and style in one file that loads nothing else."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.files import replacing
 from twoaxis.display.html import render
-from twoaxis.planner.formulas.page_content import facts, figure, table_rows
+from twoaxis.planner.evidence import StudyEvidence, evidence
+from twoaxis.planner.formulas.page_content import advice, best_rows, facts, figure, table_rows
 from twoaxis.planner.formulas.rows import method_row, methods_of, refusal, step_of
 from twoaxis.planner.methods import Method, Refusal, fitted, methods
 from twoaxis.planner.model.shape import ModelShape
@@ -14,6 +16,7 @@ from twoaxis.planner.page.data import GOALS, Data, controls, first_choice, table
 from twoaxis.planner.setting import Setting
 
 WIDTHS = {
+    "front": (470, 330),
     "step": (470, 330),
     "memory": (470, 330),
     "token": (470, 330),
@@ -24,6 +27,11 @@ WIDTHS = {
 """Widths of each figure in CSS pixels, on a wide screen and on a narrow one."""
 
 FIGURES = {
+    "front": (
+        "What a method costs",
+        "Seconds of a training step beyond the control against the memory of the fullest device. Shaded: over the limit. Names "
+        "that would cover others are left out; point at a method to see it, or choose it.",
+    ),
     "step": ("A training step", "Seconds beyond the control, the residual stream, whose own are shown."),
     "memory": ("Memory", "Bytes that the fullest device holds at the peak of a training step."),
     "token": (
@@ -41,6 +49,8 @@ FIGURES = {
         "rank are paler. Thin bars below: activations and gradients sent. Grey: the rank waits.",
     ),
 }
+
+BEST = ("Method", "Step", "Memory", "Token", "Parameters")
 
 COLUMNS = (
     *("Method", "Parameters added", "Training step", "Overhead", "Depth operations", "Exposed communication", "Memory"),
@@ -82,9 +92,13 @@ def planner_page(model: ModelShape, setting: Setting, goal: str = "all", prompts
         groups=controls(found, choice, model, view),
         facts=facts(choice, rows, step, view),
         figures=drawn,
+        advice=advice(found, choice, rows, goal),
+        evidence=[(name, words, sides(evidence(name))) for name, words in GOALS[1:] if name != "all"],
+        best=(BEST, best_rows(found, choice, rows, view)),
         columns=COLUMNS,
-        rows=table_rows(rows, [method["name"] for method in found["methods"]], view["chosen"]),
+        rows=table_rows(found, choice, rows, view),
         refused=[(method.name, reason) for method in methods() if (reason := _reason(method, model, setting))],
+        view=view,
         data=page,
     )
 
@@ -106,6 +120,12 @@ def write_page(path: str | Path, model: ModelShape, setting: Setting, goal: str 
     text = planner_page(model, setting, goal, prompts)
     with replacing(Path(path)) as file:
         file.write(text.encode())
+
+
+def sides(found: Sequence[StudyEvidence]) -> list[tuple[str, list[StudyEvidence]]]:
+    """The valid studies for a method, against it, and without a decision."""
+    groups = (("For", ("for",)), ("Against", ("against",)), ("Mixed or undecided", ("mixed", "undecided")))
+    return [(word, [one for one in found if one.side in of]) for word, of in groups]
 
 
 def _reason(method: Method, model: ModelShape, setting: Setting) -> str:

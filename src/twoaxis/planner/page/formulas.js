@@ -64,7 +64,7 @@ var _pymeth_repeat = function(count) { // nargs: 0
     }
     return result + pattern;
 };
-var BYTES, COUNTS, DEPTH_KERNELS, MIXER_KERNELS, PRODUCT_COLUMNS, RANK, ROW, SECONDS, _arrival, _begun, _never, _run, _summary, alive, all_gather_bytes, all_reduce_bytes, amount, bars, bars_of, bound, bound_by, boundary_of_block, box_at, by_rank, cache_bytes_of, cache_read, collective_seconds, compute_seconds, copied, data_parallel_bytes, depth_operator, edges_of, ends_saved_bytes, estimated_step, even_cuts, exposed_data_seconds, exposed_seconds, extended, facts, figure, fixed, forward_counts, forward_pass, fused, gpipe_order, gpus_of, gradients_waiting, harmonic_size, head_seconds, height_of, held, hop_bytes, ideal_bubble, interleaved_order, joined, kept_leaf_bytes, largest_block_bytes, launch_seconds, line_at, lines, link_of, link_seconds, links_of, log2_of, matmul_efficiency, memory_seconds, method_row, methods_of, min_of, mixer_operators, mixing_gradient_bytes, model_of, name_at, new_state_bytes, numbers, one_f_one_b_order, one_line, opening, operator, operator_seconds, outline, overhead, pair_flops, pair_flops_of_one, pairs_of_work, parameter_counts, peak_memory, percent, pipeline_flow, place, place_of, prefill_state_bytes, reach_of, recomputed_bytes_of, reduce_scatter_bytes, refusal, run_of, saved_bytes_of, schedule_order, sent_bytes, sequence_of, simulate, simulated_microbatches, sorted_by, stage_memory, stage_seconds, state_bytes, states_of, step_of, steps, stored_bytes, stored_tokens, sublayer_seconds, table_rows, tensor_parallel_bytes, tensor_parallel_forward_bytes, text_at, three_digits, tokens_on_rank, tone_of, top_of, total_seconds, training_step, transfer_seconds, unpacked, update_seconds, visible_pairs_of, waiting_bytes, weights_read, work_of, work_of_prompts;
+var BYTES, COUNTS, DEPTH_KERNELS, MIXER_KERNELS, PRODUCT_COLUMNS, RANK, ROW, SECONDS, _arrival, _begun, _never, _run, _summary, advice, alive, all_gather_bytes, all_reduce_bytes, amount, bars, bars_of, best_rows, bound, bound_by, boundary_of_block, box_at, by_rank, cache_bytes_of, cache_read, collective_seconds, compute_seconds, copied, cost_in_words, data_parallel_bytes, depth_operator, edges_of, ends_saved_bytes, estimated_step, even_cuts, exposed_data_seconds, exposed_seconds, extended, facts, figure, fixed, forward_counts, forward_pass, fused, gpipe_order, gpus_of, gradients_waiting, harmonic_size, head_seconds, height_of, held, hop_bytes, ideal_bubble, interleaved_order, joined, kept_leaf_bytes, largest_block_bytes, launch_seconds, limit_of, limit_text, line_at, lines, link_of, link_seconds, links_of, log2_of, matmul_efficiency, memory_seconds, method_row, methods_of, min_of, mixer_operators, mixing_gradient_bytes, model_of, name_at, new_state_bytes, nice_step, numbers, one_f_one_b_order, one_line, one_point, opening, operator, operator_seconds, outline, overhead, pair_flops, pair_flops_of_one, pairs_of_work, parameter_counts, peak_memory, percent, pipeline_flow, place, place_of, points, points_of, prefill_state_bytes, ranked, reach_of, recomputed_bytes_of, reduce_scatter_bytes, refusal, run_of, saved_bytes_of, schedule_order, sent_bytes, sequence_of, simulate, simulated_microbatches, sorted_by, stage_memory, stage_seconds, state_bytes, states_of, step_of, steps, stored_bytes, stored_tokens, sublayer_seconds, table_row, table_rows, tensor_parallel_bytes, tensor_parallel_forward_bytes, text_at, three_digits, tokens_on_rank, tone_of, top_of, total_seconds, training_step, transfer_seconds, unpacked, update_seconds, visible_pairs_of, waiting_bytes, weights_read, with_control, work_of, work_of_prompts;
 all_gather_bytes = function flx_all_gather_bytes (ranks, whole_bytes) {
     return (whole_bytes * (ranks - 1)) / ranks;
 };
@@ -375,20 +375,88 @@ cache_bytes_of = function flx_cache_bytes_of (model, tokens, ranks) {
     return total;
 };
 
-tone_of = function flx_tone_of (tables, method, goal) {
-    var own;
-    own = tables["methods"][method]["goal"];
-    return own + ((((goal!="all") && (own!=goal) && (own!="control")))? (" other") : (""));
+tone_of = function flx_tone_of (tables, row, goal, limit) {
+    var other, own;
+    own = tables["methods"][row["method"]]["goal"];
+    other = (((goal!="all") && (own!=goal) && (own!="control")))? (" other") : ("");
+    return (own + other) + (((row["memory_bytes"] > limit))? (" over") : (""));
 };
 
-bars_of = function flx_bars_of (tables, rows, key, goal) {
-    var given, row, shares, stub23_seq, stub24_itr, text, value;
+limit_of = function flx_limit_of (tables, choice) {
+    return tables["devices"][choice["device"]]["limit_bytes"];
+};
+
+limit_text = function flx_limit_text (tables, choice) {
+    return ((amount(limit_of(tables, choice), BYTES)) + ", 90 % of one ") + (tables["devices"][choice["device"]]["name"]);
+};
+
+ranked = function flx_ranked (tables, rows, goal) {
+    var methods, own, stub23_, stub23_i0, stub23_iter0, stub23_row;
+    methods = tables["methods"];
+    stub23_ = [];stub23_iter0 = rows;if ((typeof stub23_iter0 === "object") && (!Array.isArray(stub23_iter0))) {stub23_iter0 = Object.keys(stub23_iter0);}for (stub23_i0=0; stub23_i0<stub23_iter0.length; stub23_i0++) {stub23_row = stub23_iter0[stub23_i0];if (!((stub23_row["method"]!=(rows[0]["method"])))) {continue;}{stub23_.push(stub23_row);}}
+    own = stub23_;
+    return sorted_by((function list_comprehension (iter0) {var res = [];var row, i0;if ((typeof iter0 === "object") && (!Array.isArray(iter0))) {iter0 = Object.keys(iter0);}for (i0=0; i0<iter0.length; i0++) {row = iter0[i0];if (!((_pyfunc_op_equals(goal, "all") || (_pyfunc_op_equals((methods[row["method"]]["goal"]), goal))))) {continue;}{res.push(row);}}return res;}).call(this, own), "step_seconds");
+};
+
+with_control = function flx_with_control (control, rows) {
+    var found, row, stub24_seq, stub25_itr;
+    found = [control];
+    stub24_seq = rows;
+    if ((typeof stub24_seq === "object") && (!Array.isArray(stub24_seq))) { stub24_seq = Object.keys(stub24_seq);}
+    for (stub25_itr = 0; stub25_itr < stub24_seq.length; stub25_itr += 1) {
+        row = stub24_seq[stub25_itr];
+        _pymeth_append.call(found, row);
+    }
+    return found;
+};
+
+advice = function flx_advice (tables, choice, rows, goal) {
+    var entry, said, stub26_seq, stub27_itr;
+    said = "";
+    stub26_seq = tables["recommended"];
+    if ((typeof stub26_seq === "object") && (!Array.isArray(stub26_seq))) { stub26_seq = Object.keys(stub26_seq);}
+    for (stub27_itr = 0; stub27_itr < stub26_seq.length; stub27_itr += 1) {
+        entry = stub26_seq[stub27_itr];
+        if (((goal=="all") || (goal==entry["goal"]))) {
+            said = ((said + (((said.length > 0))? ("; for ") : ("For "))) + entry["words"]) + " the paper recommends ";
+            said = (said + (tables["methods"][entry["method"]]["name"])) + ", which ";
+            said = said + (cost_in_words(ranked(tables, rows, entry["goal"]), rows[0], entry["method"], tables, choice));
+        }
+    }
+    return said + ".";
+};
+
+cost_in_words = function flx_cost_in_words (own, control, method, tables, choice) {
+    var at, instead, limit, over, row, said;
+    limit = limit_of(tables, choice);
+    said = "does not fit this model here";
+    instead = "no method of this goal is within it";
+    for (at = 0; at < own.length; at += 1) {
+        row = own[(own.length - 1) - at];
+        if ((row["memory_bytes"] <= limit)) {
+            instead = (tables["methods"][row["method"]]["name"]) + " is the fastest within it";
+        }
+    }
+    for (at = 0; at < own.length; at += 1) {
+        row = own[at];
+        if ((row["method"]==method)) {
+            said = (("adds " + (percent(overhead(row, control, "step_seconds")))) + " to a training step (number ") + (_pyfunc_str((at + 1)));
+            said = (((said + " of ") + _pyfunc_str(own.length)) + ") and needs ") + amount(row["memory_bytes"], BYTES);
+            over = row["memory_bytes"] > limit;
+            said = ((said + ((over)? (", over the limit of ") : (" of "))) + limit_text(tables, choice)) + ((over)? ("; " + instead) : (""));
+        }
+    }
+    return said;
+};
+
+bars_of = function flx_bars_of (tables, rows, key, goal, limit) {
+    var given, row, shares, stub28_seq, stub29_itr, text, value;
     shares = (key=="step_seconds") || (key=="token_seconds");
     given = [];
-    stub23_seq = rows;
-    if ((typeof stub23_seq === "object") && (!Array.isArray(stub23_seq))) { stub23_seq = Object.keys(stub23_seq);}
-    for (stub24_itr = 0; stub24_itr < stub23_seq.length; stub24_itr += 1) {
-        row = stub23_seq[stub24_itr];
+    stub28_seq = sorted_by(rows, "step_seconds");
+    if ((typeof stub28_seq === "object") && (!Array.isArray(stub28_seq))) { stub28_seq = Object.keys(stub28_seq);}
+    for (stub29_itr = 0; stub29_itr < stub28_seq.length; stub29_itr += 1) {
+        row = stub28_seq[stub29_itr];
         value = row[key];
         text = amount(value, (shares)? (SECONDS) : (BYTES));
         if ((((row["method"]!=(rows[0]["method"]))) && shares)) {
@@ -403,15 +471,31 @@ bars_of = function flx_bars_of (tables, rows, key, goal) {
         if ((key=="cache_bytes")) {
             value = value - (rows[0][key]);
         }
-        _pymeth_append.call(given, (({method: row["method"], name: tables["methods"][row["method"]]["name"], value: value, text: text, tone: tone_of(tables, row["method"], goal)})));
+        _pymeth_append.call(given, (({method: row["method"], name: tables["methods"][row["method"]]["name"], value: value, text: text, tone: tone_of(tables, row, goal, limit)})));
+    }
+    return given;
+};
+
+points_of = function flx_points_of (tables, rows, goal, limit) {
+    var given, name, over, row, share, stub30_seq, stub31_itr;
+    given = [];
+    stub30_seq = with_control(rows[0], ranked(tables, rows, "all"));
+    if ((typeof stub30_seq === "object") && (!Array.isArray(stub30_seq))) { stub30_seq = Object.keys(stub30_seq);}
+    for (stub31_itr = 0; stub31_itr < stub30_seq.length; stub31_itr += 1) {
+        row = stub30_seq[stub31_itr];
+        share = overhead(row, rows[0], "step_seconds");
+        name = tables["methods"][row["method"]]["name"];
+        over = ((row["memory_bytes"] > limit))? (", over the limit") : ("");
+        _pymeth_append.call(given, (({method: row["method"], name: name, x: share, y: row["memory_bytes"], tip: ((((name + ": ") + percent(share)) + " more seconds, ") + amount(row["memory_bytes"], BYTES)) + over, tone: tone_of(tables, row, goal, limit)})));
     }
     return given;
 };
 
 figure = function flx_figure (tables, choice, rows, step, view, name, width) {
-    var chosen, device, goal, key, label, limit, row, said, series, stub25_seq, stub26_itr, words;
+    var chosen, goal, key, label, limit, row, said, series, shown, stub32_seq, stub33_itr;
     chosen = view["chosen"];
     goal = view["goal"];
+    limit = limit_of(tables, choice);
     label = tables["methods"][chosen]["name"];
     if ((name=="timeline")) {
         said = "Timeline of a training step with " + label;
@@ -419,29 +503,31 @@ figure = function flx_figure (tables, choice, rows, step, view, name, width) {
     }
     if ((name=="state")) {
         series = [];
-        stub25_seq = rows;
-        if ((typeof stub25_seq === "object") && (!Array.isArray(stub25_seq))) { stub25_seq = Object.keys(stub25_seq);}
-        for (stub26_itr = 0; stub26_itr < stub25_seq.length; stub26_itr += 1) {
-            row = stub25_seq[stub26_itr];
-            _pymeth_append.call(series, (({method: row["method"], name: tables["methods"][row["method"]]["name"], values: row["states"], tone: tone_of(tables, row["method"], goal)})));
+        stub32_seq = rows;
+        if ((typeof stub32_seq === "object") && (!Array.isArray(stub32_seq))) { stub32_seq = Object.keys(stub32_seq);}
+        for (stub33_itr = 0; stub33_itr < stub32_seq.length; stub33_itr += 1) {
+            row = stub32_seq[stub33_itr];
+            _pymeth_append.call(series, (({method: row["method"], name: tables["methods"][row["method"]]["name"], values: row["states"], tone: tone_of(tables, row, goal, limit)})));
         }
         return lines(series, chosen, "Bytes per token of the depth state along the stack; the numbers are in the table", width);
     }
+    if ((name=="front")) {
+        said = "Overhead of a training step against memory, a point for each method; the numbers are in the table";
+        return points(points_of(tables, rows, goal, limit), chosen, limit, limit_text(tables, choice), said, width);
+    }
     key = name + ((((name=="step") || (name=="token")))? ("_seconds") : ("_bytes"));
-    device = tables["devices"][choice["device"]];
-    limit = ((name=="memory"))? (device["memory_bytes"]) : (0);
-    words = ((name=="memory"))? ("memory of one " + device["name"]) : ("");
-    said = "Bars of all methods; the numbers are in the table";
-    return bars(bars_of(tables, rows, key, goal), chosen, limit, words, said, width);
+    shown = ((name=="memory"))? (limit) : (0);
+    said = "Bars of all methods, from the shortest training step to the longest; the numbers are in the table";
+    return bars(bars_of(tables, rows, key, goal, limit), chosen, shown, limit_text(tables, choice), said, width);
 };
 
 facts = function flx_facts (choice, rows, step, view) {
-    var found, row, stub27_seq, stub28_itr;
+    var found, row, stub34_seq, stub35_itr;
     found = ({row: rows[0]});
-    stub27_seq = rows;
-    if ((typeof stub27_seq === "object") && (!Array.isArray(stub27_seq))) { stub27_seq = Object.keys(stub27_seq);}
-    for (stub28_itr = 0; stub28_itr < stub27_seq.length; stub28_itr += 1) {
-        row = stub27_seq[stub28_itr];
+    stub34_seq = rows;
+    if ((typeof stub34_seq === "object") && (!Array.isArray(stub34_seq))) { stub34_seq = Object.keys(stub34_seq);}
+    for (stub35_itr = 0; stub35_itr < stub34_seq.length; stub35_itr += 1) {
+        row = stub34_seq[stub35_itr];
         if ((row["method"]==view["chosen"])) {
             found["row"] = row;
         }
@@ -454,25 +540,46 @@ overhead = function flx_overhead (row, control, key) {
     return (row[key] / control[key]) - 1;
 };
 
-table_rows = function flx_table_rows (rows, names, chosen) {
-    var cell, cells, control, drawn, row, state, stub29_seq, stub30_itr, stub31_seq, stub32_itr;
-    control = rows[0];
+best_rows = function flx_best_rows (tables, choice, rows, view) {
+    var cells, drawn, limit, row, stub36_, stub36_i0, stub36_iter0, stub36_row, stub37_seq, stub38_itr, within;
+    limit = limit_of(tables, choice);
+    stub36_ = [];stub36_iter0 = ranked(tables, rows, view["goal"]);if ((typeof stub36_iter0 === "object") && (!Array.isArray(stub36_iter0))) {stub36_iter0 = Object.keys(stub36_iter0);}for (stub36_i0=0; stub36_i0<stub36_iter0.length; stub36_i0++) {stub36_row = stub36_iter0[stub36_i0];if (!((stub36_row["memory_bytes"] <= limit))) {continue;}{stub36_.push(stub36_row);}}
+    within = stub36_;
     drawn = "";
-    stub31_seq = sorted_by(rows, "step_seconds");
-    if ((typeof stub31_seq === "object") && (!Array.isArray(stub31_seq))) { stub31_seq = Object.keys(stub31_seq);}
-    for (stub32_itr = 0; stub32_itr < stub31_seq.length; stub32_itr += 1) {
-        row = stub31_seq[stub32_itr];
-        cells = [amount(row["params"] - control["params"], COUNTS), amount(row["step_seconds"], SECONDS), percent(overhead(row, control, "step_seconds")), amount(row["depth_seconds"], SECONDS), amount(row["exposed_seconds"], SECONDS), amount(row["memory_bytes"], BYTES), amount(row["sent_bytes"], BYTES), amount(row["token_seconds"], SECONDS), percent(overhead(row, control, "token_seconds")), amount(row["cache_bytes"], BYTES), amount(row["prompt_seconds"], SECONDS), amount(row["prompt_state_bytes"], BYTES)];
-        state = ((row["method"]==chosen))? (" class=\"chosen\"") : ("");
-        drawn = ((((drawn + "<tr") + state) + (" data-method=\"")) + _pyfunc_str(row["method"])) + ("\"><th scope=\"row\">");
-        drawn = (drawn + (names[row["method"]])) + "</th>";
-        stub29_seq = cells;
-        if ((typeof stub29_seq === "object") && (!Array.isArray(stub29_seq))) { stub29_seq = Object.keys(stub29_seq);}
-        for (stub30_itr = 0; stub30_itr < stub29_seq.length; stub30_itr += 1) {
-            cell = stub29_seq[stub30_itr];
-            drawn = ((drawn + ("<td class=\"number\">")) + cell) + "</td>";
-        }
-        drawn = drawn + "</tr>";
+    stub37_seq = with_control(rows[0], within.slice(0,8));
+    if ((typeof stub37_seq === "object") && (!Array.isArray(stub37_seq))) { stub37_seq = Object.keys(stub37_seq);}
+    for (stub38_itr = 0; stub38_itr < stub37_seq.length; stub38_itr += 1) {
+        row = stub37_seq[stub38_itr];
+        cells = [percent(overhead(row, rows[0], "step_seconds")), amount(row["memory_bytes"], BYTES), percent(overhead(row, rows[0], "token_seconds")), amount(row["params"] - (rows[0]["params"]), COUNTS)];
+        drawn = drawn + table_row(row, tables["methods"][row["method"]]["name"], cells, view["chosen"], limit);
+    }
+    return drawn;
+};
+
+table_row = function flx_table_row (row, name, cells, chosen, limit) {
+    var cell, drawn, state, stub39_seq, stub40_itr;
+    state = (((row["method"]==chosen))? ("chosen ") : ("")) + (((row["memory_bytes"] > limit))? ("over") : (""));
+    drawn = (((((("<tr class=\"") + state) + ("\" data-method=\"")) + _pyfunc_str(row["method"])) + ("\"><th scope=\"row\">")) + name) + "</th>";
+    stub39_seq = cells;
+    if ((typeof stub39_seq === "object") && (!Array.isArray(stub39_seq))) { stub39_seq = Object.keys(stub39_seq);}
+    for (stub40_itr = 0; stub40_itr < stub39_seq.length; stub40_itr += 1) {
+        cell = stub39_seq[stub40_itr];
+        drawn = ((drawn + ("<td class=\"number\">")) + cell) + "</td>";
+    }
+    return drawn + "</tr>";
+};
+
+table_rows = function flx_table_rows (tables, choice, rows, view) {
+    var cells, control, drawn, limit, row, stub41_seq, stub42_itr;
+    control = rows[0];
+    limit = limit_of(tables, choice);
+    drawn = "";
+    stub41_seq = sorted_by(rows, "step_seconds");
+    if ((typeof stub41_seq === "object") && (!Array.isArray(stub41_seq))) { stub41_seq = Object.keys(stub41_seq);}
+    for (stub42_itr = 0; stub42_itr < stub41_seq.length; stub42_itr += 1) {
+        row = stub41_seq[stub42_itr];
+        cells = [amount(row["params"] - control["params"], COUNTS), amount(row["step_seconds"], SECONDS), percent(overhead(row, control, "step_seconds")), amount(row["depth_seconds"], SECONDS), amount(row["exposed_seconds"], SECONDS), amount(row["memory_bytes"], BYTES) + (((row["memory_bytes"] > limit))? (" over") : ("")), amount(row["sent_bytes"], BYTES), amount(row["token_seconds"], SECONDS), percent(overhead(row, control, "token_seconds")), amount(row["cache_bytes"], BYTES), amount(row["prompt_seconds"], SECONDS), amount(row["prompt_state_bytes"], BYTES)];
+        drawn = drawn + table_row(row, tables["methods"][row["method"]]["name"], cells, view["chosen"], limit);
     }
     return drawn;
 };
@@ -500,12 +607,12 @@ compute_seconds = function flx_compute_seconds (op, rates) {
 };
 
 memory_seconds = function flx_memory_seconds (bytes_moved, rates) {
-    var cache, rate, stub33_seq, stub34_itr;
+    var cache, rate, stub43_seq, stub44_itr;
     rate = rates["bytes_per_second"];
-    stub33_seq = rates["caches"];
-    if ((typeof stub33_seq === "object") && (!Array.isArray(stub33_seq))) { stub33_seq = Object.keys(stub33_seq);}
-    for (stub34_itr = 0; stub34_itr < stub33_seq.length; stub34_itr += 1) {
-        cache = stub33_seq[stub34_itr];
+    stub43_seq = rates["caches"];
+    if ((typeof stub43_seq === "object") && (!Array.isArray(stub43_seq))) { stub43_seq = Object.keys(stub43_seq);}
+    for (stub44_itr = 0; stub44_itr < stub43_seq.length; stub44_itr += 1) {
+        cache = stub43_seq[stub44_itr];
         if ((bytes_moved <= cache[0])) {
             rate = Math.max(rate, cache[1]);
         }
@@ -522,26 +629,26 @@ operator_seconds = function flx_operator_seconds (op, rates) {
 };
 
 total_seconds = function flx_total_seconds (operators, rates) {
-    var op, seconds, stub35_seq, stub36_itr;
+    var op, seconds, stub45_seq, stub46_itr;
     seconds = 0.0;
-    stub35_seq = operators;
-    if ((typeof stub35_seq === "object") && (!Array.isArray(stub35_seq))) { stub35_seq = Object.keys(stub35_seq);}
-    for (stub36_itr = 0; stub36_itr < stub35_seq.length; stub36_itr += 1) {
-        op = stub35_seq[stub36_itr];
+    stub45_seq = operators;
+    if ((typeof stub45_seq === "object") && (!Array.isArray(stub45_seq))) { stub45_seq = Object.keys(stub45_seq);}
+    for (stub46_itr = 0; stub46_itr < stub45_seq.length; stub46_itr += 1) {
+        op = stub45_seq[stub46_itr];
         seconds = seconds + operator_seconds(op, rates);
     }
     return seconds;
 };
 
 fused = function flx_fused (operators, least_bytes) {
-    var matmul_flops, op, size, stub37_seq, stub38_itr, surface, vector_flops;
+    var matmul_flops, op, size, stub47_seq, stub48_itr, surface, vector_flops;
     matmul_flops = 0.0;
     vector_flops = 0.0;
     surface = 0.0;
-    stub37_seq = operators;
-    if ((typeof stub37_seq === "object") && (!Array.isArray(stub37_seq))) { stub37_seq = Object.keys(stub37_seq);}
-    for (stub38_itr = 0; stub38_itr < stub37_seq.length; stub38_itr += 1) {
-        op = stub37_seq[stub38_itr];
+    stub47_seq = operators;
+    if ((typeof stub47_seq === "object") && (!Array.isArray(stub47_seq))) { stub47_seq = Object.keys(stub47_seq);}
+    for (stub48_itr = 0; stub48_itr < stub47_seq.length; stub48_itr += 1) {
+        op = stub47_seq[stub48_itr];
         matmul_flops = matmul_flops + op["matmul_flops"];
         vector_flops = vector_flops + op["vector_flops"];
         if ((op["matmul_flops"] > 0)) {
@@ -612,15 +719,15 @@ weights_read = function flx_weights_read (sub, tokens) {
 };
 
 cache_read = function flx_cache_read (sub, work) {
-    var part, stub39_seq, stub40_itr, total;
+    var part, stub49_seq, stub50_itr, total;
     if ((work["context"]==0)) {
         return 0;
     }
     total = sub["cache_fixed"];
-    stub39_seq = sub["cache"];
-    if ((typeof stub39_seq === "object") && (!Array.isArray(stub39_seq))) { stub39_seq = Object.keys(stub39_seq);}
-    for (stub40_itr = 0; stub40_itr < stub39_seq.length; stub40_itr += 1) {
-        part = stub39_seq[stub40_itr];
+    stub49_seq = sub["cache"];
+    if ((typeof stub49_seq === "object") && (!Array.isArray(stub49_seq))) { stub49_seq = Object.keys(stub49_seq);}
+    for (stub50_itr = 0; stub50_itr < stub49_seq.length; stub50_itr += 1) {
+        part = stub49_seq[stub50_itr];
         total = total + (part[0] * (((part[1]==0))? (work["context"]) : (Math.min(part[1], work["context"]))));
     }
     return total * work["batch"];
@@ -670,13 +777,13 @@ collective_seconds = function flx_collective_seconds (sent_bytes, link) {
 };
 
 sublayer_seconds = function flx_sublayer_seconds (model, sub, work, rates, link) {
-    var N, backward, both, depth, depth_back, forward, op, sent, stub41_seq, stub42_itr, twice;
+    var N, backward, both, depth, depth_back, forward, op, sent, stub51_seq, stub52_itr, twice;
     forward = 0;
     backward = 0;
-    stub41_seq = mixer_operators(model, sub, work);
-    if ((typeof stub41_seq === "object") && (!Array.isArray(stub41_seq))) { stub41_seq = Object.keys(stub41_seq);}
-    for (stub42_itr = 0; stub42_itr < stub41_seq.length; stub42_itr += 1) {
-        op = stub41_seq[stub42_itr];
+    stub51_seq = mixer_operators(model, sub, work);
+    if ((typeof stub51_seq === "object") && (!Array.isArray(stub51_seq))) { stub51_seq = Object.keys(stub51_seq);}
+    for (stub52_itr = 0; stub52_itr < stub51_seq.length; stub52_itr += 1) {
+        op = stub51_seq[stub52_itr];
         forward = forward + operator_seconds(op, rates);
         twice = operator(2 * op["matmul_flops"], op["size"], 2 * op["vector_flops"], 2 * op["bytes"], 2 * op["kernels"]);
         backward = backward + operator_seconds(twice, rates);
@@ -766,16 +873,16 @@ refusal = function flx_refusal (choice, device, n_layers) {
 };
 
 unpacked = function flx_unpacked (tables, pack, window) {
-    var entry, model, row, stub43_seq, stub44_itr, sublayer;
+    var entry, model, row, stub53_seq, stub54_itr, sublayer;
     model = copied(tables["shared"]);
     model["n_layers"] = pack["n_layers"];
     model["ends"] = pack["ends"];
     model["leaves"] = pack["leaves"];
     model["sublayers"] = [];
-    stub43_seq = pack["sublayers"];
-    if ((typeof stub43_seq === "object") && (!Array.isArray(stub43_seq))) { stub43_seq = Object.keys(stub43_seq);}
-    for (stub44_itr = 0; stub44_itr < stub43_seq.length; stub44_itr += 1) {
-        entry = stub43_seq[stub44_itr];
+    stub53_seq = pack["sublayers"];
+    if ((typeof stub53_seq === "object") && (!Array.isArray(stub53_seq))) { stub53_seq = Object.keys(stub53_seq);}
+    for (stub54_itr = 0; stub54_itr < stub53_seq.length; stub54_itr += 1) {
+        entry = stub53_seq[stub54_itr];
         row = entry[1];
         if ((entry[3] >= 0)) {
             row = tables["families"][entry[3]][place_of(tables["windows"], window)];
@@ -789,12 +896,12 @@ unpacked = function flx_unpacked (tables, pack, window) {
 };
 
 copied = function flx_copied (table) {
-    var found, name, stub45_seq, stub46_itr;
+    var found, name, stub55_seq, stub56_itr;
     found = ({});
-    stub45_seq = table;
-    if ((typeof stub45_seq === "object") && (!Array.isArray(stub45_seq))) { stub45_seq = Object.keys(stub45_seq);}
-    for (stub46_itr = 0; stub46_itr < stub45_seq.length; stub46_itr += 1) {
-        name = stub45_seq[stub46_itr];
+    stub55_seq = table;
+    if ((typeof stub55_seq === "object") && (!Array.isArray(stub55_seq))) { stub55_seq = Object.keys(stub55_seq);}
+    for (stub56_itr = 0; stub56_itr < stub55_seq.length; stub56_itr += 1) {
+        name = stub55_seq[stub56_itr];
         found[name] = table[name];
     }
     return found;
@@ -827,23 +934,23 @@ states_of = function flx_states_of (model) {
 };
 
 method_row = function flx_method_row (tables, choice, method) {
-    var device, generating, held_bytes, hop, links, memory, model, prompt, read, sent, step, stub47_seq, stub48_itr, stub49_seq, stub50_itr, token;
+    var device, generating, held_bytes, hop, links, memory, model, prompt, read, sent, step, stub57_seq, stub58_itr, stub59_seq, stub60_itr, token;
     device = tables["devices"][choice["device"]];
     links = links_of(device, choice);
     model = model_of(tables, choice, method, "training");
     step = training_step(model, run_of(choice), device["rates"], links);
     memory = 0;
-    stub47_seq = step["memory_bytes"];
-    if ((typeof stub47_seq === "object") && (!Array.isArray(stub47_seq))) { stub47_seq = Object.keys(stub47_seq);}
-    for (stub48_itr = 0; stub48_itr < stub47_seq.length; stub48_itr += 1) {
-        held_bytes = stub47_seq[stub48_itr];
+    stub57_seq = step["memory_bytes"];
+    if ((typeof stub57_seq === "object") && (!Array.isArray(stub57_seq))) { stub57_seq = Object.keys(stub57_seq);}
+    for (stub58_itr = 0; stub58_itr < stub57_seq.length; stub58_itr += 1) {
+        held_bytes = stub57_seq[stub58_itr];
         memory = Math.max(memory, held_bytes);
     }
     sent = 0;
-    stub49_seq = step["sent_bytes"];
-    if ((typeof stub49_seq === "object") && (!Array.isArray(stub49_seq))) { stub49_seq = Object.keys(stub49_seq);}
-    for (stub50_itr = 0; stub50_itr < stub49_seq.length; stub50_itr += 1) {
-        hop = stub49_seq[stub50_itr];
+    stub59_seq = step["sent_bytes"];
+    if ((typeof stub59_seq === "object") && (!Array.isArray(stub59_seq))) { stub59_seq = Object.keys(stub59_seq);}
+    for (stub60_itr = 0; stub60_itr < stub59_seq.length; stub60_itr += 1) {
+        hop = stub59_seq[stub60_itr];
         sent = Math.max(sent, hop);
     }
     generating = model_of(tables, choice, method, "generation");
@@ -861,42 +968,42 @@ methods_of = function flx_methods_of (tables, choice) {
 };
 
 sorted_by = function flx_sorted_by (rows, key) {
-    var at, found, row, stub51_, stub51_i, stub51_i0, stub51_iter0, stub52_seq, stub53_itr;
+    var at, found, row, stub61_, stub61_i, stub61_i0, stub61_iter0, stub62_seq, stub63_itr;
     found = [];
-    stub52_seq = rows;
-    if ((typeof stub52_seq === "object") && (!Array.isArray(stub52_seq))) { stub52_seq = Object.keys(stub52_seq);}
-    for (stub53_itr = 0; stub53_itr < stub52_seq.length; stub53_itr += 1) {
-        row = stub52_seq[stub53_itr];
+    stub62_seq = rows;
+    if ((typeof stub62_seq === "object") && (!Array.isArray(stub62_seq))) { stub62_seq = Object.keys(stub62_seq);}
+    for (stub63_itr = 0; stub63_itr < stub62_seq.length; stub63_itr += 1) {
+        row = stub62_seq[stub63_itr];
         at = found.length;
         while ((at > 0) && (((found[at - 1][key]) > row[key]))) {
             at = at - 1;
         }
-        stub51_ = [];stub51_iter0 = _pyfunc_range(0, (found.length + 1), 1);if ((typeof stub51_iter0 === "object") && (!Array.isArray(stub51_iter0))) {stub51_iter0 = Object.keys(stub51_iter0);}for (stub51_i0=0; stub51_i0<stub51_iter0.length; stub51_i0++) {stub51_i = stub51_iter0[stub51_i0];{stub51_.push(((stub51_i < at))? (found[stub51_i]) : (((stub51_i==at))? (row) : (found[stub51_i - 1])));}}
-        found = stub51_;
+        stub61_ = [];stub61_iter0 = _pyfunc_range(0, (found.length + 1), 1);if ((typeof stub61_iter0 === "object") && (!Array.isArray(stub61_iter0))) {stub61_iter0 = Object.keys(stub61_iter0);}for (stub61_i0=0; stub61_i0<stub61_iter0.length; stub61_i0++) {stub61_i = stub61_iter0[stub61_i0];{stub61_.push(((stub61_i < at))? (found[stub61_i]) : (((stub61_i==at))? (row) : (found[stub61_i - 1])));}}
+        found = stub61_;
     }
     return found;
 };
 
 gpipe_order = function flx_gpipe_order (ranks, microbatches) {
-    var backwards, forwards, order, rank, stub54_, stub54_i0, stub54_iter0, stub54_microbatch, stub55_, stub55_i0, stub55_iter0, stub55_microbatch;
+    var backwards, forwards, order, rank, stub64_, stub64_i0, stub64_iter0, stub64_microbatch, stub65_, stub65_i0, stub65_iter0, stub65_microbatch;
     order = [];
     for (rank = 0; rank < ranks; rank += 1) {
-        stub54_ = [];stub54_iter0 = _pyfunc_range(0, microbatches, 1);if ((typeof stub54_iter0 === "object") && (!Array.isArray(stub54_iter0))) {stub54_iter0 = Object.keys(stub54_iter0);}for (stub54_i0=0; stub54_i0<stub54_iter0.length; stub54_i0++) {stub54_microbatch = stub54_iter0[stub54_i0];{stub54_.push(["forward", rank, stub54_microbatch]);}}
-        forwards = stub54_;
-        stub55_ = [];stub55_iter0 = _pyfunc_range(0, microbatches, 1);if ((typeof stub55_iter0 === "object") && (!Array.isArray(stub55_iter0))) {stub55_iter0 = Object.keys(stub55_iter0);}for (stub55_i0=0; stub55_i0<stub55_iter0.length; stub55_i0++) {stub55_microbatch = stub55_iter0[stub55_i0];{stub55_.push(["backward", rank, stub55_microbatch]);}}
-        backwards = stub55_;
+        stub64_ = [];stub64_iter0 = _pyfunc_range(0, microbatches, 1);if ((typeof stub64_iter0 === "object") && (!Array.isArray(stub64_iter0))) {stub64_iter0 = Object.keys(stub64_iter0);}for (stub64_i0=0; stub64_i0<stub64_iter0.length; stub64_i0++) {stub64_microbatch = stub64_iter0[stub64_i0];{stub64_.push(["forward", rank, stub64_microbatch]);}}
+        forwards = stub64_;
+        stub65_ = [];stub65_iter0 = _pyfunc_range(0, microbatches, 1);if ((typeof stub65_iter0 === "object") && (!Array.isArray(stub65_iter0))) {stub65_iter0 = Object.keys(stub65_iter0);}for (stub65_i0=0; stub65_i0<stub65_iter0.length; stub65_i0++) {stub65_microbatch = stub65_iter0[stub65_i0];{stub65_.push(["backward", rank, stub65_microbatch]);}}
+        backwards = stub65_;
         _pymeth_append.call(order, joined(forwards, backwards));
     }
     return order;
 };
 
 one_f_one_b_order = function flx_one_f_one_b_order (ranks, microbatches) {
-    var actions, ahead, microbatch, order, rank, stub56_, stub56_i0, stub56_iter0, stub56_microbatch;
+    var actions, ahead, microbatch, order, rank, stub66_, stub66_i0, stub66_iter0, stub66_microbatch;
     order = [];
     for (rank = 0; rank < ranks; rank += 1) {
         ahead = Math.min(((ranks - 1) - rank), microbatches);
-        stub56_ = [];stub56_iter0 = _pyfunc_range(0, ahead, 1);if ((typeof stub56_iter0 === "object") && (!Array.isArray(stub56_iter0))) {stub56_iter0 = Object.keys(stub56_iter0);}for (stub56_i0=0; stub56_i0<stub56_iter0.length; stub56_i0++) {stub56_microbatch = stub56_iter0[stub56_i0];{stub56_.push(["forward", rank, stub56_microbatch]);}}
-        actions = stub56_;
+        stub66_ = [];stub66_iter0 = _pyfunc_range(0, ahead, 1);if ((typeof stub66_iter0 === "object") && (!Array.isArray(stub66_iter0))) {stub66_iter0 = Object.keys(stub66_iter0);}for (stub66_i0=0; stub66_i0<stub66_iter0.length; stub66_i0++) {stub66_microbatch = stub66_iter0[stub66_i0];{stub66_.push(["forward", rank, stub66_microbatch]);}}
+        actions = stub66_;
         for (microbatch = ahead; microbatch < microbatches; microbatch += 1) {
             _pymeth_append.call(actions, ["forward", rank, microbatch]);
             _pymeth_append.call(actions, ["backward", rank, microbatch - ahead]);
@@ -957,13 +1064,13 @@ transfer_seconds = function flx_transfer_seconds (sent_bytes, bytes_per_second, 
 };
 
 simulate = function flx_simulate (order, forward_seconds, backward_seconds, activation_seconds, gradient_seconds, transfers) {
-    var clock, done, moved, rank, ranks, stub57_, stub57__, stub57_i0, stub57_iter0, stub58_, stub58__, stub58_i0, stub58_iter0, unfinished;
+    var clock, done, moved, rank, ranks, stub67_, stub67__, stub67_i0, stub67_iter0, stub68_, stub68__, stub68_i0, stub68_iter0, unfinished;
     ranks = order.length;
     clock = ({stages: forward_seconds.length, seconds: ({forward: forward_seconds, backward: backward_seconds}), link_seconds: ({forward: activation_seconds, backward: gradient_seconds}), arrived: ({forward: _never(order, forward_seconds.length), backward: _never(order, forward_seconds.length)}), link_free: (function list_comprehension (iter0) {var res = [];var _, i0;if ((typeof iter0 === "object") && (!Array.isArray(iter0))) {iter0 = Object.keys(iter0);}for (i0=0; i0<iter0.length; i0++) {_ = iter0[i0];{res.push((function list_comprehension (iter0) {var res = [];var _, i0;if ((typeof iter0 === "object") && (!Array.isArray(iter0))) {iter0 = Object.keys(iter0);}for (i0=0; i0<iter0.length; i0++) {_ = iter0[i0];{res.push(0.0);}}return res;}).call(this, _pyfunc_range(0, ranks, 1)));}}return res;}).call(this, _pyfunc_range(0, ranks, 1)), rank_free: (function list_comprehension (iter0) {var res = [];var _, i0;if ((typeof iter0 === "object") && (!Array.isArray(iter0))) {iter0 = Object.keys(iter0);}for (i0=0; i0<iter0.length; i0++) {_ = iter0[i0];{res.push(0.0);}}return res;}).call(this, _pyfunc_range(0, ranks, 1)), actions: [], transfers: []});
-    stub57_ = [];stub57_iter0 = clock["arrived"]["forward"][0];if ((typeof stub57_iter0 === "object") && (!Array.isArray(stub57_iter0))) {stub57_iter0 = Object.keys(stub57_iter0);}for (stub57_i0=0; stub57_i0<stub57_iter0.length; stub57_i0++) {stub57__ = stub57_iter0[stub57_i0];{stub57_.push(0.0);}}
-    clock["arrived"]["forward"][0] = stub57_;
-    stub58_ = [];stub58_iter0 = _pyfunc_range(0, ranks, 1);if ((typeof stub58_iter0 === "object") && (!Array.isArray(stub58_iter0))) {stub58_iter0 = Object.keys(stub58_iter0);}for (stub58_i0=0; stub58_i0<stub58_iter0.length; stub58_i0++) {stub58__ = stub58_iter0[stub58_i0];{stub58_.push(0);}}
-    done = stub58_;
+    stub67_ = [];stub67_iter0 = clock["arrived"]["forward"][0];if ((typeof stub67_iter0 === "object") && (!Array.isArray(stub67_iter0))) {stub67_iter0 = Object.keys(stub67_iter0);}for (stub67_i0=0; stub67_i0<stub67_iter0.length; stub67_i0++) {stub67__ = stub67_iter0[stub67_i0];{stub67_.push(0.0);}}
+    clock["arrived"]["forward"][0] = stub67_;
+    stub68_ = [];stub68_iter0 = _pyfunc_range(0, ranks, 1);if ((typeof stub68_iter0 === "object") && (!Array.isArray(stub68_iter0))) {stub68_iter0 = Object.keys(stub68_iter0);}for (stub68_i0=0; stub68_i0<stub68_iter0.length; stub68_i0++) {stub68__ = stub68_iter0[stub68_i0];{stub68_.push(0);}}
+    done = stub68_;
     moved = true;
     while (moved) {
         moved = false;
@@ -983,16 +1090,16 @@ simulate = function flx_simulate (order, forward_seconds, backward_seconds, acti
 };
 
 _never = function flx__never (order, stages) {
-    var action, actions, microbatches, stub59_seq, stub60_itr, stub61_seq, stub62_itr;
+    var action, actions, microbatches, stub69_seq, stub70_itr, stub71_seq, stub72_itr;
     microbatches = 0;
-    stub61_seq = order;
-    if ((typeof stub61_seq === "object") && (!Array.isArray(stub61_seq))) { stub61_seq = Object.keys(stub61_seq);}
-    for (stub62_itr = 0; stub62_itr < stub61_seq.length; stub62_itr += 1) {
-        actions = stub61_seq[stub62_itr];
-        stub59_seq = actions;
-        if ((typeof stub59_seq === "object") && (!Array.isArray(stub59_seq))) { stub59_seq = Object.keys(stub59_seq);}
-        for (stub60_itr = 0; stub60_itr < stub59_seq.length; stub60_itr += 1) {
-            action = stub59_seq[stub60_itr];
+    stub71_seq = order;
+    if ((typeof stub71_seq === "object") && (!Array.isArray(stub71_seq))) { stub71_seq = Object.keys(stub71_seq);}
+    for (stub72_itr = 0; stub72_itr < stub71_seq.length; stub72_itr += 1) {
+        actions = stub71_seq[stub72_itr];
+        stub69_seq = actions;
+        if ((typeof stub69_seq === "object") && (!Array.isArray(stub69_seq))) { stub69_seq = Object.keys(stub69_seq);}
+        for (stub70_itr = 0; stub70_itr < stub69_seq.length; stub70_itr += 1) {
+            action = stub69_seq[stub70_itr];
             microbatches = Math.max(microbatches, (action[2] + 1));
         }
     }
@@ -1038,62 +1145,62 @@ _run = function flx__run (clock, rank, action, transfers) {
 };
 
 _summary = function flx__summary (clock, ranks, unfinished) {
-    var action, bubble, busy, idle, share, step, stub63_, stub63__, stub63_i0, stub63_iter0, stub64_seq, stub65_itr, stub66_, stub66_i0, stub66_iter0, stub66_seconds, stub67_seq, stub68_itr;
+    var action, bubble, busy, idle, share, step, stub73_, stub73__, stub73_i0, stub73_iter0, stub74_seq, stub75_itr, stub76_, stub76_i0, stub76_iter0, stub76_seconds, stub77_seq, stub78_itr;
     step = 0.0;
-    stub63_ = [];stub63_iter0 = _pyfunc_range(0, ranks, 1);if ((typeof stub63_iter0 === "object") && (!Array.isArray(stub63_iter0))) {stub63_iter0 = Object.keys(stub63_iter0);}for (stub63_i0=0; stub63_i0<stub63_iter0.length; stub63_i0++) {stub63__ = stub63_iter0[stub63_i0];{stub63_.push(0.0);}}
-    busy = stub63_;
-    stub64_seq = clock["actions"];
-    if ((typeof stub64_seq === "object") && (!Array.isArray(stub64_seq))) { stub64_seq = Object.keys(stub64_seq);}
-    for (stub65_itr = 0; stub65_itr < stub64_seq.length; stub65_itr += 1) {
-        action = stub64_seq[stub65_itr];
+    stub73_ = [];stub73_iter0 = _pyfunc_range(0, ranks, 1);if ((typeof stub73_iter0 === "object") && (!Array.isArray(stub73_iter0))) {stub73_iter0 = Object.keys(stub73_iter0);}for (stub73_i0=0; stub73_i0<stub73_iter0.length; stub73_i0++) {stub73__ = stub73_iter0[stub73_i0];{stub73_.push(0.0);}}
+    busy = stub73_;
+    stub74_seq = clock["actions"];
+    if ((typeof stub74_seq === "object") && (!Array.isArray(stub74_seq))) { stub74_seq = Object.keys(stub74_seq);}
+    for (stub75_itr = 0; stub75_itr < stub74_seq.length; stub75_itr += 1) {
+        action = stub74_seq[stub75_itr];
         step = Math.max(step, action["end"]);
         busy[action["rank"]] += action["end"] - action["start"];
     }
-    stub66_ = [];stub66_iter0 = busy;if ((typeof stub66_iter0 === "object") && (!Array.isArray(stub66_iter0))) {stub66_iter0 = Object.keys(stub66_iter0);}for (stub66_i0=0; stub66_i0<stub66_iter0.length; stub66_i0++) {stub66_seconds = stub66_iter0[stub66_i0];{stub66_.push(((step > 0))? (1 - (stub66_seconds / step)) : (0.0));}}
-    idle = stub66_;
+    stub76_ = [];stub76_iter0 = busy;if ((typeof stub76_iter0 === "object") && (!Array.isArray(stub76_iter0))) {stub76_iter0 = Object.keys(stub76_iter0);}for (stub76_i0=0; stub76_i0<stub76_iter0.length; stub76_i0++) {stub76_seconds = stub76_iter0[stub76_i0];{stub76_.push(((step > 0))? (1 - (stub76_seconds / step)) : (0.0));}}
+    idle = stub76_;
     bubble = 0.0;
-    stub67_seq = idle;
-    if ((typeof stub67_seq === "object") && (!Array.isArray(stub67_seq))) { stub67_seq = Object.keys(stub67_seq);}
-    for (stub68_itr = 0; stub68_itr < stub67_seq.length; stub68_itr += 1) {
-        share = stub67_seq[stub68_itr];
+    stub77_seq = idle;
+    if ((typeof stub77_seq === "object") && (!Array.isArray(stub77_seq))) { stub77_seq = Object.keys(stub77_seq);}
+    for (stub78_itr = 0; stub78_itr < stub77_seq.length; stub78_itr += 1) {
+        share = stub77_seq[stub78_itr];
         bubble += share / ranks;
     }
     return ({actions: clock["actions"], transfers: clock["transfers"], step_seconds: step, idle_share: idle, bubble: bubble, unfinished: unfinished});
 };
 
 exposed_seconds = function flx_exposed_seconds (order, forward_seconds, backward_seconds, activation_seconds, gradient_seconds, transfers) {
-    var free, ideal, real, stub69_, stub69__, stub69_i0, stub69_iter0;
-    stub69_ = [];stub69_iter0 = activation_seconds;if ((typeof stub69_iter0 === "object") && (!Array.isArray(stub69_iter0))) {stub69_iter0 = Object.keys(stub69_iter0);}for (stub69_i0=0; stub69_i0<stub69_iter0.length; stub69_i0++) {stub69__ = stub69_iter0[stub69_i0];{stub69_.push(0.0);}}
-    free = stub69_;
+    var free, ideal, real, stub79_, stub79__, stub79_i0, stub79_iter0;
+    stub79_ = [];stub79_iter0 = activation_seconds;if ((typeof stub79_iter0 === "object") && (!Array.isArray(stub79_iter0))) {stub79_iter0 = Object.keys(stub79_iter0);}for (stub79_i0=0; stub79_i0<stub79_iter0.length; stub79_i0++) {stub79__ = stub79_iter0[stub79_i0];{stub79_.push(0.0);}}
+    free = stub79_;
     real = simulate(order, forward_seconds, backward_seconds, activation_seconds, gradient_seconds, transfers);
     ideal = simulate(order, forward_seconds, backward_seconds, free, free, transfers);
     return real["step_seconds"] - ideal["step_seconds"];
 };
 
 peak_memory = function flx_peak_memory (result, fixed_bytes, saved_bytes, activation_bytes, gradient_bytes, waiting_bytes) {
-    var action, boundary_bytes, coming, held, kind, peak, peaks, rank, received, stage, stub70_, stub70_i0, stub70_iter0, stub70_sent, stub71_seq, stub72_itr, stub73_seq, stub74_itr, stub75_seq, stub76_itr;
+    var action, boundary_bytes, coming, held, kind, peak, peaks, rank, received, stage, stub80_, stub80_i0, stub80_iter0, stub80_sent, stub81_seq, stub82_itr, stub83_seq, stub84_itr, stub85_seq, stub86_itr;
     boundary_bytes = ({forward: activation_bytes, backward: gradient_bytes});
     peaks = [];
     for (rank = 0; rank < fixed_bytes.length; rank += 1) {
         coming = ({});
-        stub71_seq = ["forward", "backward"];
-        if ((typeof stub71_seq === "object") && (!Array.isArray(stub71_seq))) { stub71_seq = Object.keys(stub71_seq);}
-        for (stub72_itr = 0; stub72_itr < stub71_seq.length; stub72_itr += 1) {
-            kind = stub71_seq[stub72_itr];
-            stub70_ = [];stub70_iter0 = result["transfers"];if ((typeof stub70_iter0 === "object") && (!Array.isArray(stub70_iter0))) {stub70_iter0 = Object.keys(stub70_iter0);}for (stub70_i0=0; stub70_i0<stub70_iter0.length; stub70_i0++) {stub70_sent = stub70_iter0[stub70_i0];if (!(((stub70_sent["target"]==rank) && (stub70_sent["kind"]==kind)))) {continue;}{stub70_.push(stub70_sent);}}
-            coming[kind] = stub70_;
+        stub81_seq = ["forward", "backward"];
+        if ((typeof stub81_seq === "object") && (!Array.isArray(stub81_seq))) { stub81_seq = Object.keys(stub81_seq);}
+        for (stub82_itr = 0; stub82_itr < stub81_seq.length; stub82_itr += 1) {
+            kind = stub81_seq[stub82_itr];
+            stub80_ = [];stub80_iter0 = result["transfers"];if ((typeof stub80_iter0 === "object") && (!Array.isArray(stub80_iter0))) {stub80_iter0 = Object.keys(stub80_iter0);}for (stub80_i0=0; stub80_i0<stub80_iter0.length; stub80_i0++) {stub80_sent = stub80_iter0[stub80_i0];if (!(((stub80_sent["target"]==rank) && (stub80_sent["kind"]==kind)))) {continue;}{stub80_.push(stub80_sent);}}
+            coming[kind] = stub80_;
         }
         received = ({forward: 0, backward: 0});
         held = fixed_bytes[rank];
         peak = held;
-        stub75_seq = (function list_comprehension (iter0) {var res = [];var action, i0;if ((typeof iter0 === "object") && (!Array.isArray(iter0))) {iter0 = Object.keys(iter0);}for (i0=0; i0<iter0.length; i0++) {action = iter0[i0];if (!(_pyfunc_op_equals(action["rank"], rank))) {continue;}{res.push(action);}}return res;}).call(this, result["actions"]);
-        if ((typeof stub75_seq === "object") && (!Array.isArray(stub75_seq))) { stub75_seq = Object.keys(stub75_seq);}
-        for (stub76_itr = 0; stub76_itr < stub75_seq.length; stub76_itr += 1) {
-            action = stub75_seq[stub76_itr];
-            stub73_seq = ["forward", "backward"];
-            if ((typeof stub73_seq === "object") && (!Array.isArray(stub73_seq))) { stub73_seq = Object.keys(stub73_seq);}
-            for (stub74_itr = 0; stub74_itr < stub73_seq.length; stub74_itr += 1) {
-                kind = stub73_seq[stub74_itr];
+        stub85_seq = (function list_comprehension (iter0) {var res = [];var action, i0;if ((typeof iter0 === "object") && (!Array.isArray(iter0))) {iter0 = Object.keys(iter0);}for (i0=0; i0<iter0.length; i0++) {action = iter0[i0];if (!(_pyfunc_op_equals(action["rank"], rank))) {continue;}{res.push(action);}}return res;}).call(this, result["actions"]);
+        if ((typeof stub85_seq === "object") && (!Array.isArray(stub85_seq))) { stub85_seq = Object.keys(stub85_seq);}
+        for (stub86_itr = 0; stub86_itr < stub85_seq.length; stub86_itr += 1) {
+            action = stub85_seq[stub86_itr];
+            stub83_seq = ["forward", "backward"];
+            if ((typeof stub83_seq === "object") && (!Array.isArray(stub83_seq))) { stub83_seq = Object.keys(stub83_seq);}
+            for (stub84_itr = 0; stub84_itr < stub83_seq.length; stub84_itr += 1) {
+                kind = stub83_seq[stub84_itr];
                 while (((received[kind] < (coming[kind].length))) && _begun(coming[kind][received[kind]], action)) {
                     held += boundary_bytes[kind][coming[kind][received[kind]]["boundary"]];
                     received[kind] += 1;
@@ -1128,19 +1235,21 @@ _begun = function flx__begun (transfer, action) {
 ROW = 19;
 RANK = 28;
 bars = function flx_bars (given, chosen, limit, limit_text, label, width) {
-    var bar, drawn, height, least, left, length, most, names, right, scale, start, stub77_seq, stub78_itr, stub79_seq, stub80_itr, tone, top, x, y, zero;
+    var bar, drawn, height, least, left, length, most, names, right, scale, start, stub87_seq, stub88_itr, stub89_seq, stub90_itr, tone, top, x, y, zero;
     names = 172;
     left = names;
     right = width - 58;
     least = 0;
-    most = limit;
-    stub77_seq = given;
-    if ((typeof stub77_seq === "object") && (!Array.isArray(stub77_seq))) { stub77_seq = Object.keys(stub77_seq);}
-    for (stub78_itr = 0; stub78_itr < stub77_seq.length; stub78_itr += 1) {
-        bar = stub77_seq[stub78_itr];
+    most = 0;
+    stub87_seq = given;
+    if ((typeof stub87_seq === "object") && (!Array.isArray(stub87_seq))) { stub87_seq = Object.keys(stub87_seq);}
+    for (stub88_itr = 0; stub88_itr < stub87_seq.length; stub88_itr += 1) {
+        bar = stub87_seq[stub88_itr];
         least = Math.min(least, bar["value"]);
         most = Math.max(most, bar["value"]);
     }
+    limit = ((limit < (2 * most)))? (limit) : (0);
+    most = Math.max(most, limit);
     scale = ((most > least))? ((right - left) / (most - least)) : (0);
     zero = left - (least * scale);
     top = ((limit > 0))? (18) : (2);
@@ -1153,10 +1262,10 @@ bars = function flx_bars (given, chosen, limit, limit_text, label, width) {
     }
     drawn = drawn + line_at(zero, top, zero, height - 2, "axis");
     y = top;
-    stub79_seq = sorted_by(given, "value");
-    if ((typeof stub79_seq === "object") && (!Array.isArray(stub79_seq))) { stub79_seq = Object.keys(stub79_seq);}
-    for (stub80_itr = 0; stub80_itr < stub79_seq.length; stub80_itr += 1) {
-        bar = stub79_seq[stub80_itr];
+    stub89_seq = given;
+    if ((typeof stub89_seq === "object") && (!Array.isArray(stub89_seq))) { stub89_seq = Object.keys(stub89_seq);}
+    for (stub90_itr = 0; stub90_itr < stub89_seq.length; stub90_itr += 1) {
+        bar = stub89_seq[stub90_itr];
         tone = bar["tone"] + (((bar["method"]==chosen))? (" chosen") : (""));
         start = Math.min(zero, (zero + (bar["value"] * scale)));
         length = Math.max(1, (_pyfunc_abs(bar["value"]) * scale));
@@ -1168,6 +1277,115 @@ bars = function flx_bars (given, chosen, limit, limit_text, label, width) {
         y = y + ROW;
     }
     return drawn + "</svg>";
+};
+
+points = function flx_points (given, chosen, limit, limit_text, label, width) {
+    var axes, bottom, drawn, edge, front, height, high, index, least, left, low, margin, most, point, right, step, stub91_seq, stub92_itr, stub93_seq, stub94_itr, stub95_seq, stub96_itr, stub97_seq, stub98_itr, taken, top, x, y;
+    height = 340;
+    left = 62;
+    right = width - 16;
+    top = 8;
+    bottom = height - 42;
+    low = given[0]["y"];
+    high = given[0]["y"];
+    least = 0;
+    most = 0.01;
+    stub91_seq = given;
+    if ((typeof stub91_seq === "object") && (!Array.isArray(stub91_seq))) { stub91_seq = Object.keys(stub91_seq);}
+    for (stub92_itr = 0; stub92_itr < stub91_seq.length; stub92_itr += 1) {
+        point = stub91_seq[stub92_itr];
+        low = Math.min(low, point["y"]);
+        high = Math.max(high, point["y"]);
+        least = Math.min(least, point["x"]);
+        most = Math.max(most, point["x"]);
+    }
+    high = ((limit < (2 * high)))? (Math.max(high, limit)) : (high);
+    margin = 0.06 * (Math.max((high - low), (0.02 * high)));
+    axes = [left + 8, ((right - left) - 16) / (most - least), least, bottom, (bottom - top) / ((high - low) + (2 * margin)), low - margin];
+    drawn = opening(width, height, label);
+    edge = Math.max(top, (bottom - ((limit - axes[5]) * axes[4])));
+    if ((edge > top)) {
+        drawn = (drawn + box_at(left, top, right - left, edge - top, "beyond")) + line_at(left, edge, right, edge, "limit");
+    }
+    drawn = drawn + (text_at(right - 4, edge + 13, "end", "limit", (((edge > top))? ("limit: ") : ("the limit is above: ")) + limit_text));
+    step = nice_step((high - low) + (2 * margin), 4);
+    for (index = (_pyfunc_int((axes[5] / step))) + 1; index < (_pyfunc_int(((high + margin) / step))) + 1; index += 1) {
+        y = bottom - (((index * step) - axes[5]) * axes[4]);
+        drawn = (drawn + line_at(left, y, right, y, "grid")) + (text_at(left - 7, y + 4, "end", "tick", amount(index * step, BYTES)));
+    }
+    step = nice_step(most - least, ((width > 400))? (3) : (2));
+    for (index = 0 - (_pyfunc_int((0 - (least / step)))); index < (_pyfunc_int((most / step))) + 1; index += 1) {
+        x = axes[0] + (((index * step) - least) * axes[1]);
+        drawn = (drawn + line_at(x, bottom, x, bottom + 4, "axis")) + (text_at(x, bottom + 17, "middle", "tick", percent(index * step)));
+    }
+    drawn = drawn + line_at(left, bottom, right, bottom, "axis");
+    drawn = drawn + (text_at((left + right) / 2, height - 4, "middle", "tick", "seconds of a training step beyond the control"));
+    front = "";
+    taken = [[(right - (6.2 * limit_text.length)) - 110, edge + 9, right]];
+    stub93_seq = given;
+    if ((typeof stub93_seq === "object") && (!Array.isArray(stub93_seq))) { stub93_seq = Object.keys(stub93_seq);}
+    for (stub94_itr = 0; stub94_itr < stub93_seq.length; stub94_itr += 1) {
+        point = stub93_seq[stub94_itr];
+        x = axes[0] + ((point["x"] - least) * axes[1]);
+        _pymeth_append.call(taken, ([x - 4, bottom - ((point["y"] - axes[5]) * axes[4]), x + 4]));
+    }
+    stub95_seq = given;
+    if ((typeof stub95_seq === "object") && (!Array.isArray(stub95_seq))) { stub95_seq = Object.keys(stub95_seq);}
+    for (stub96_itr = 0; stub96_itr < stub95_seq.length; stub96_itr += 1) {
+        point = stub95_seq[stub96_itr];
+        if ((point["method"]==chosen)) {
+            front = one_point(point, " chosen", axes, right, taken);
+        }
+    }
+    stub97_seq = given;
+    if ((typeof stub97_seq === "object") && (!Array.isArray(stub97_seq))) { stub97_seq = Object.keys(stub97_seq);}
+    for (stub98_itr = 0; stub98_itr < stub97_seq.length; stub98_itr += 1) {
+        point = stub97_seq[stub98_itr];
+        if ((point["method"]!=chosen)) {
+            front = one_point(point, "", axes, right, taken) + front;
+        }
+    }
+    return (drawn + front) + "</svg>";
+};
+
+one_point = function flx_one_point (point, state, axes, right, taken) {
+    var box, covered, drawn, length, start, stub100_itr, stub99_seq, tone, x, y;
+    x = axes[0] + ((point["x"] - axes[2]) * axes[1]);
+    y = axes[3] - ((point["y"] - axes[5]) * axes[4]);
+    tone = point["tone"] + state;
+    drawn = (((((("<g class=\"point ") + tone) + ("\" data-method=\"")) + _pyfunc_str(point["method"])) + ("\" data-tip=\"")) + point["tip"]) + ("\">");
+    drawn = ((((((drawn + ("<circle cx=\"")) + place(x)) + ("\" cy=\"")) + place(y)) + ("\" r=\"")) + (((state==""))? ("4.5") : ("6.5"))) + ("\"/>");
+    length = 6.6 * (point["name"].length);
+    start = ((((x + 9) + length) < right))? (x + 9) : ((x - 9) - length);
+    covered = ((start < axes[0]))? (1) : (0);
+    stub99_seq = taken;
+    if ((typeof stub99_seq === "object") && (!Array.isArray(stub99_seq))) { stub99_seq = Object.keys(stub99_seq);}
+    for (stub100_itr = 0; stub100_itr < stub99_seq.length; stub100_itr += 1) {
+        box = stub99_seq[stub100_itr];
+        if (((((_pyfunc_abs((box[1] - y))) < ((((box[2] - box[0]) < 9))? (8) : (13)))) && (start < box[2]) && ((box[0] < (start + length))))) {
+            covered = covered + 1;
+        }
+    }
+    if (((covered==0) || (state!=""))) {
+        _pymeth_append.call(taken, [start, y, start + length]);
+        drawn = drawn + text_at(start, y + 4, "start", "name", point["name"]);
+    }
+    return drawn + "</g>";
+};
+
+nice_step = function flx_nice_step (span, parts) {
+    var step;
+    step = 1.0;
+    while ((step * parts) > span) {
+        step = step / 10;
+    }
+    while (((step * 10) * parts) <= span) {
+        step = step * 10;
+    }
+    if ((((step * 5) * parts) <= span)) {
+        return step * 5;
+    }
+    return ((((step * 2) * parts) <= span))? (step * 2) : (step);
 };
 
 opening = function flx_opening (width, height, label) {
@@ -1197,7 +1415,7 @@ box_at = function flx_box_at (x, y, width, height, style) {
 };
 
 lines = function flx_lines (given, chosen, label, width) {
-    var axes, bottom, boundary, decade, digit, drawn, every, front, height, least, left, low, most, named, right, scale, series, steps, stub81_seq, stub82_itr, stub83_seq, stub84_itr, stub85_seq, stub86_itr, stub87_seq, stub88_itr, top, value, x, y;
+    var axes, bottom, boundary, decade, digit, drawn, every, front, height, least, left, low, most, named, right, scale, series, steps, stub101_seq, stub102_itr, stub103_seq, stub104_itr, stub105_seq, stub106_itr, stub107_seq, stub108_itr, top, value, x, y;
     height = 300;
     left = 62;
     right = width - 12;
@@ -1205,14 +1423,14 @@ lines = function flx_lines (given, chosen, label, width) {
     bottom = height - 34;
     least = Math.max(1, (given[0]["values"][0]));
     most = least;
-    stub83_seq = given;
-    if ((typeof stub83_seq === "object") && (!Array.isArray(stub83_seq))) { stub83_seq = Object.keys(stub83_seq);}
-    for (stub84_itr = 0; stub84_itr < stub83_seq.length; stub84_itr += 1) {
-        series = stub83_seq[stub84_itr];
-        stub81_seq = series["values"];
-        if ((typeof stub81_seq === "object") && (!Array.isArray(stub81_seq))) { stub81_seq = Object.keys(stub81_seq);}
-        for (stub82_itr = 0; stub82_itr < stub81_seq.length; stub82_itr += 1) {
-            value = stub81_seq[stub82_itr];
+    stub103_seq = given;
+    if ((typeof stub103_seq === "object") && (!Array.isArray(stub103_seq))) { stub103_seq = Object.keys(stub103_seq);}
+    for (stub104_itr = 0; stub104_itr < stub103_seq.length; stub104_itr += 1) {
+        series = stub103_seq[stub104_itr];
+        stub101_seq = series["values"];
+        if ((typeof stub101_seq === "object") && (!Array.isArray(stub101_seq))) { stub101_seq = Object.keys(stub101_seq);}
+        for (stub102_itr = 0; stub102_itr < stub101_seq.length; stub102_itr += 1) {
+            value = stub101_seq[stub102_itr];
             least = Math.min(least, Math.max(1, value));
             most = Math.max(most, value);
         }
@@ -1223,10 +1441,10 @@ lines = function flx_lines (given, chosen, label, width) {
     drawn = opening(width, height, label);
     decade = 1;
     while (decade <= (most * 1.2)) {
-        stub85_seq = ((most < (20 * least)))? ([1, 2, 5]) : ([1, 3]);
-        if ((typeof stub85_seq === "object") && (!Array.isArray(stub85_seq))) { stub85_seq = Object.keys(stub85_seq);}
-        for (stub86_itr = 0; stub86_itr < stub85_seq.length; stub86_itr += 1) {
-            digit = stub85_seq[stub86_itr];
+        stub105_seq = ((most < (20 * least)))? ([1, 2, 5]) : ([1, 3]);
+        if ((typeof stub105_seq === "object") && (!Array.isArray(stub105_seq))) { stub105_seq = Object.keys(stub105_seq);}
+        for (stub106_itr = 0; stub106_itr < stub105_seq.length; stub106_itr += 1) {
+            digit = stub105_seq[stub106_itr];
             y = bottom - ((log2_of(digit * decade) - low) * scale);
             if (((y <= bottom) && (y >= top))) {
                 drawn = drawn + line_at(left, y, right, y, "grid");
@@ -1246,10 +1464,10 @@ lines = function flx_lines (given, chosen, label, width) {
     axes = [left, right, bottom, low, scale];
     front = "";
     named = false;
-    stub87_seq = given;
-    if ((typeof stub87_seq === "object") && (!Array.isArray(stub87_seq))) { stub87_seq = Object.keys(stub87_seq);}
-    for (stub88_itr = 0; stub88_itr < stub87_seq.length; stub88_itr += 1) {
-        series = stub87_seq[stub88_itr];
+    stub107_seq = given;
+    if ((typeof stub107_seq === "object") && (!Array.isArray(stub107_seq))) { stub107_seq = Object.keys(stub107_seq);}
+    for (stub108_itr = 0; stub108_itr < stub107_seq.length; stub108_itr += 1) {
+        series = stub107_seq[stub108_itr];
         if ((series["method"]==chosen)) {
             front = (front + one_line(series, " chosen", axes)) + name_at(series, axes);
         } else {
@@ -1288,19 +1506,19 @@ height_of = function flx_height_of (value, axes) {
 };
 
 top_of = function flx_top_of (series) {
-    var most, stub89_seq, stub90_itr, value;
+    var most, stub109_seq, stub110_itr, value;
     most = 0;
-    stub89_seq = series["values"];
-    if ((typeof stub89_seq === "object") && (!Array.isArray(stub89_seq))) { stub89_seq = Object.keys(stub89_seq);}
-    for (stub90_itr = 0; stub90_itr < stub89_seq.length; stub90_itr += 1) {
-        value = stub89_seq[stub90_itr];
+    stub109_seq = series["values"];
+    if ((typeof stub109_seq === "object") && (!Array.isArray(stub109_seq))) { stub109_seq = Object.keys(stub109_seq);}
+    for (stub110_itr = 0; stub110_itr < stub109_seq.length; stub110_itr += 1) {
+        value = stub109_seq[stub110_itr];
         most = Math.max(most, value);
     }
     return most;
 };
 
 steps = function flx_steps (result, stages, microbatches, label, width) {
-    var action, below, bottom, drawn, height, kind, left, middle, path, rank, ranks, right, scale, sent, shade, shown, stub100_itr, stub91_seq, stub92_itr, stub93_seq, stub94_itr, stub95_seq, stub96_itr, stub97_seq, stub98_itr, stub99_seq, turn;
+    var action, below, bottom, drawn, height, kind, left, middle, path, rank, ranks, right, scale, sent, shade, shown, stub111_seq, stub112_itr, stub113_seq, stub114_itr, stub115_seq, stub116_itr, stub117_seq, stub118_itr, stub119_seq, stub120_itr, turn;
     ranks = result["idle_share"].length;
     left = 52;
     right = width - 14;
@@ -1312,15 +1530,15 @@ steps = function flx_steps (result, stages, microbatches, label, width) {
         drawn = drawn + (box_at(left, (RANK * rank) + 2, right - left, RANK - 5, "idle"));
     }
     for (turn = 0; turn < stages; turn += 1) {
-        stub93_seq = ["forward", "backward"];
-        if ((typeof stub93_seq === "object") && (!Array.isArray(stub93_seq))) { stub93_seq = Object.keys(stub93_seq);}
-        for (stub94_itr = 0; stub94_itr < stub93_seq.length; stub94_itr += 1) {
-            kind = stub93_seq[stub94_itr];
+        stub113_seq = ["forward", "backward"];
+        if ((typeof stub113_seq === "object") && (!Array.isArray(stub113_seq))) { stub113_seq = Object.keys(stub113_seq);}
+        for (stub114_itr = 0; stub114_itr < stub113_seq.length; stub114_itr += 1) {
+            kind = stub113_seq[stub114_itr];
             path = "";
-            stub91_seq = result["actions"];
-            if ((typeof stub91_seq === "object") && (!Array.isArray(stub91_seq))) { stub91_seq = Object.keys(stub91_seq);}
-            for (stub92_itr = 0; stub92_itr < stub91_seq.length; stub92_itr += 1) {
-                action = stub91_seq[stub92_itr];
+            stub111_seq = result["actions"];
+            if ((typeof stub111_seq === "object") && (!Array.isArray(stub111_seq))) { stub111_seq = Object.keys(stub111_seq);}
+            for (stub112_itr = 0; stub112_itr < stub111_seq.length; stub112_itr += 1) {
+                action = stub111_seq[stub112_itr];
                 if (((action["kind"]==kind) && ((Math.floor(action["stage"]/ranks)==turn)))) {
                     path = path + (outline(action, left, (RANK * action["rank"]) + 2, scale, RANK - 10, 0.4));
                 }
@@ -1329,15 +1547,15 @@ steps = function flx_steps (result, stages, microbatches, label, width) {
             drawn = (((((drawn + ("<path d=\"")) + path) + ("\" class=\"")) + kind) + shade) + ("\"/>");
         }
     }
-    stub97_seq = ["forward", "backward"];
-    if ((typeof stub97_seq === "object") && (!Array.isArray(stub97_seq))) { stub97_seq = Object.keys(stub97_seq);}
-    for (stub98_itr = 0; stub98_itr < stub97_seq.length; stub98_itr += 1) {
-        kind = stub97_seq[stub98_itr];
+    stub117_seq = ["forward", "backward"];
+    if ((typeof stub117_seq === "object") && (!Array.isArray(stub117_seq))) { stub117_seq = Object.keys(stub117_seq);}
+    for (stub118_itr = 0; stub118_itr < stub117_seq.length; stub118_itr += 1) {
+        kind = stub117_seq[stub118_itr];
         path = "";
-        stub95_seq = result["transfers"];
-        if ((typeof stub95_seq === "object") && (!Array.isArray(stub95_seq))) { stub95_seq = Object.keys(stub95_seq);}
-        for (stub96_itr = 0; stub96_itr < stub95_seq.length; stub96_itr += 1) {
-            sent = stub95_seq[stub96_itr];
+        stub115_seq = result["transfers"];
+        if ((typeof stub115_seq === "object") && (!Array.isArray(stub115_seq))) { stub115_seq = Object.keys(stub115_seq);}
+        for (stub116_itr = 0; stub116_itr < stub115_seq.length; stub116_itr += 1) {
+            sent = stub115_seq[stub116_itr];
             if ((sent["kind"]==kind)) {
                 below = (((RANK * sent["source"]) + RANK) - 8) + (((kind=="forward"))? (0) : (2.5));
                 path = path + outline(sent, left, below, scale, 2.5, 0);
@@ -1350,10 +1568,10 @@ steps = function flx_steps (result, stages, microbatches, label, width) {
     drawn = drawn + line_at(left, bottom, right, bottom, "axis");
     drawn = drawn + text_at(left, bottom + 16, "start", "tick", "0");
     shown = 0;
-    stub99_seq = result["actions"];
-    if ((typeof stub99_seq === "object") && (!Array.isArray(stub99_seq))) { stub99_seq = Object.keys(stub99_seq);}
-    for (stub100_itr = 0; stub100_itr < stub99_seq.length; stub100_itr += 1) {
-        action = stub99_seq[stub100_itr];
+    stub119_seq = result["actions"];
+    if ((typeof stub119_seq === "object") && (!Array.isArray(stub119_seq))) { stub119_seq = Object.keys(stub119_seq);}
+    for (stub120_itr = 0; stub120_itr < stub119_seq.length; stub120_itr += 1) {
+        action = stub119_seq[stub120_itr];
         shown = Math.max(shown, (action["microbatch"] + 1));
     }
     middle = amount(result["step_seconds"] / 2, SECONDS);
@@ -1373,12 +1591,12 @@ outline = function flx_outline (action, left, top, scale, height, gap) {
 };
 
 numbers = function flx_numbers (result, left, scale) {
-    var action, drawn, middle, stub101_seq, stub102_itr, word;
+    var action, drawn, middle, stub121_seq, stub122_itr, word;
     drawn = "";
-    stub101_seq = result["actions"];
-    if ((typeof stub101_seq === "object") && (!Array.isArray(stub101_seq))) { stub101_seq = Object.keys(stub101_seq);}
-    for (stub102_itr = 0; stub102_itr < stub101_seq.length; stub102_itr += 1) {
-        action = stub101_seq[stub102_itr];
+    stub121_seq = result["actions"];
+    if ((typeof stub121_seq === "object") && (!Array.isArray(stub121_seq))) { stub121_seq = Object.keys(stub121_seq);}
+    for (stub122_itr = 0; stub122_itr < stub121_seq.length; stub122_itr += 1) {
+        action = stub121_seq[stub122_itr];
         word = _pyfunc_str(action["microbatch"]);
         if ((((action["end"] - action["start"]) * scale) >= ((7 * word.length) + 3))) {
             middle = left + (((action["start"] + action["end"]) / 2) * scale);
@@ -1506,9 +1724,9 @@ stage_memory = function flx_stage_memory (model, run) {
 };
 
 by_rank = function flx_by_rank (values, ranks) {
-    var found, stage, stub103_, stub103__, stub103_i0, stub103_iter0;
-    stub103_ = [];stub103_iter0 = _pyfunc_range(0, ranks, 1);if ((typeof stub103_iter0 === "object") && (!Array.isArray(stub103_iter0))) {stub103_iter0 = Object.keys(stub103_iter0);}for (stub103_i0=0; stub103_i0<stub103_iter0.length; stub103_i0++) {stub103__ = stub103_iter0[stub103_i0];{stub103_.push(0.0);}}
-    found = stub103_;
+    var found, stage, stub123_, stub123__, stub123_i0, stub123_iter0;
+    stub123_ = [];stub123_iter0 = _pyfunc_range(0, ranks, 1);if ((typeof stub123_iter0 === "object") && (!Array.isArray(stub123_iter0))) {stub123_iter0 = Object.keys(stub123_iter0);}for (stub123_i0=0; stub123_i0<stub123_iter0.length; stub123_i0++) {stub123__ = stub123_iter0[stub123_i0];{stub123_.push(0.0);}}
+    found = stub123_;
     for (stage = 0; stage < values.length; stage += 1) {
         found[stage % ranks] = found[stage % ranks] + values[stage];
     }
@@ -1516,7 +1734,7 @@ by_rank = function flx_by_rank (values, ranks) {
 };
 
 training_step = function flx_training_step (model, run, rates, links) {
-    var depth, fixed, flow, largest, last_index, link, memory, peaks, ranks, seconds, sent, step, stub104_, stub104_i0, stub104_iter0, stub104_peak, stub105_seq, stub106_itr, tokens, updates, value;
+    var depth, fixed, flow, largest, last_index, link, memory, peaks, ranks, seconds, sent, step, stub124_, stub124_i0, stub124_iter0, stub124_peak, stub125_seq, stub126_itr, tokens, updates, value;
     ranks = run["pipeline"];
     seconds = stage_seconds(model, run, rates, links["tensor"]);
     sent = sent_bytes(model, run);
@@ -1529,16 +1747,16 @@ training_step = function flx_training_step (model, run, rates, links) {
     if ((run["recompute"]=="block")) {
         last_index = model["sublayers"].length;
         largest = largest_block_bytes(model, 0, last_index, tokens_on_rank(work_of(run)));
-        stub104_ = [];stub104_iter0 = peaks;if ((typeof stub104_iter0 === "object") && (!Array.isArray(stub104_iter0))) {stub104_iter0 = Object.keys(stub104_iter0);}for (stub104_i0=0; stub104_i0<stub104_iter0.length; stub104_i0++) {stub104_peak = stub104_iter0[stub104_i0];{stub104_.push(stub104_peak + largest);}}
-        peaks = stub104_;
+        stub124_ = [];stub124_iter0 = peaks;if ((typeof stub124_iter0 === "object") && (!Array.isArray(stub124_iter0))) {stub124_iter0 = Object.keys(stub124_iter0);}for (stub124_i0=0; stub124_i0<stub124_iter0.length; stub124_i0++) {stub124_peak = stub124_iter0[stub124_i0];{stub124_.push(stub124_peak + largest);}}
+        peaks = stub124_;
     }
     step = (flow["step_seconds"] + updates["gradients"]) + updates["optimizer"];
     tokens = ((run["batch"] * run["tokens"]) * run["microbatches"]) * run["data"];
     depth = 0;
-    stub105_seq = seconds["depth"];
-    if ((typeof stub105_seq === "object") && (!Array.isArray(stub105_seq))) { stub105_seq = Object.keys(stub105_seq);}
-    for (stub106_itr = 0; stub106_itr < stub105_seq.length; stub106_itr += 1) {
-        value = stub105_seq[stub106_itr];
+    stub125_seq = seconds["depth"];
+    if ((typeof stub125_seq === "object") && (!Array.isArray(stub125_seq))) { stub125_seq = Object.keys(stub125_seq);}
+    for (stub126_itr = 0; stub126_itr < stub125_seq.length; stub126_itr += 1) {
+        value = stub125_seq[stub126_itr];
         depth = depth + value;
     }
     return ({step_seconds: step, tokens_per_second: tokens / step, pipeline_seconds: flow["step_seconds"], exposed_seconds: flow["exposed_seconds"], bubble: flow["bubble"], gradient_seconds: updates["gradients"], optimizer_seconds: updates["optimizer"], depth_seconds: (depth * run["microbatches"]) / ranks, sent_bytes: sent, data_bytes: updates["data_bytes"], memory_bytes: peaks, flops: ((3 * (forward_counts(model, run["batch"], run["tokens"])["all"])) * run["microbatches"]) * run["data"], simulation: flow["simulation"]});
@@ -1565,17 +1783,17 @@ extended = function flx_extended (fewer, more, counts, microbatches) {
 };
 
 pipeline_flow = function flx_pipeline_flow (model, run, seconds, sent, link, saved, fixed) {
-    var busy, count, counts, found, free, ideal, ideal_step, order, peaks, ranks, real, stage, step, stub107_, stub107__, stub107_i0, stub107_iter0, stub108_seq, stub109_itr, waiting;
+    var busy, count, counts, found, free, ideal, ideal_step, order, peaks, ranks, real, stage, step, stub127_, stub127__, stub127_i0, stub127_iter0, stub128_seq, stub129_itr, waiting;
     ranks = run["pipeline"];
     counts = simulated_microbatches(ranks, run["microbatches"]);
-    stub107_ = [];stub107_iter0 = link;if ((typeof stub107_iter0 === "object") && (!Array.isArray(stub107_iter0))) {stub107_iter0 = Object.keys(stub107_iter0);}for (stub107_i0=0; stub107_i0<stub107_iter0.length; stub107_i0++) {stub107__ = stub107_iter0[stub107_i0];{stub107_.push(0.0);}}
-    free = stub107_;
+    stub127_ = [];stub127_iter0 = link;if ((typeof stub127_iter0 === "object") && (!Array.isArray(stub127_iter0))) {stub127_iter0 = Object.keys(stub127_iter0);}for (stub127_i0=0; stub127_i0<stub127_iter0.length; stub127_i0++) {stub127__ = stub127_iter0[stub127_i0];{stub127_.push(0.0);}}
+    free = stub127_;
     waiting = gradients_waiting(model, run);
     found = [];
-    stub108_seq = counts;
-    if ((typeof stub108_seq === "object") && (!Array.isArray(stub108_seq))) { stub108_seq = Object.keys(stub108_seq);}
-    for (stub109_itr = 0; stub109_itr < stub108_seq.length; stub109_itr += 1) {
-        count = stub108_seq[stub109_itr];
+    stub128_seq = counts;
+    if ((typeof stub128_seq === "object") && (!Array.isArray(stub128_seq))) { stub128_seq = Object.keys(stub128_seq);}
+    for (stub129_itr = 0; stub129_itr < stub128_seq.length; stub129_itr += 1) {
+        count = stub128_seq[stub129_itr];
         order = schedule_order(run["schedule"], ranks, run["virtual"], count);
         real = simulate(order, seconds["forward"], seconds["backward"], link, link, run["transfers"]);
         ideal = simulate(order, seconds["forward"], seconds["backward"], free, free, run["transfers"]);
@@ -1596,28 +1814,28 @@ pipeline_flow = function flx_pipeline_flow (model, run, seconds, sent, link, sav
 };
 
 estimated_step = function flx_estimated_step (model, run, rates, links) {
-    var both, each, fixed, flying, held, largest, memory, messages, pipeline, rank, ranks, seconds, sent, slowest, stub110_, stub110_i0, stub110_iter0, stub110_stage, stub111_seq, stub112_itr, stub113_seq, stub114_itr, stub115_, stub115_i0, stub115_iter0, stub115_stage, updates, value, virtual, whole;
+    var both, each, fixed, flying, held, largest, memory, messages, pipeline, rank, ranks, seconds, sent, slowest, stub130_, stub130_i0, stub130_iter0, stub130_stage, stub131_seq, stub132_itr, stub133_seq, stub134_itr, stub135_, stub135_i0, stub135_iter0, stub135_stage, updates, value, virtual, whole;
     ranks = run["pipeline"];
     virtual = run["virtual"];
     seconds = stage_seconds(model, run, rates, links["tensor"]);
     sent = sent_bytes(model, run);
     memory = stage_memory(model, run);
-    stub110_ = [];stub110_iter0 = _pyfunc_range(0, (ranks * virtual), 1);if ((typeof stub110_iter0 === "object") && (!Array.isArray(stub110_iter0))) {stub110_iter0 = Object.keys(stub110_iter0);}for (stub110_i0=0; stub110_i0<stub110_iter0.length; stub110_i0++) {stub110_stage = stub110_iter0[stub110_i0];{stub110_.push((seconds["forward"][stub110_stage]) + (seconds["backward"][stub110_stage]));}}
-    both = stub110_;
+    stub130_ = [];stub130_iter0 = _pyfunc_range(0, (ranks * virtual), 1);if ((typeof stub130_iter0 === "object") && (!Array.isArray(stub130_iter0))) {stub130_iter0 = Object.keys(stub130_iter0);}for (stub130_i0=0; stub130_i0<stub130_iter0.length; stub130_i0++) {stub130_stage = stub130_iter0[stub130_i0];{stub130_.push((seconds["forward"][stub130_stage]) + (seconds["backward"][stub130_stage]));}}
+    both = stub130_;
     slowest = 0;
     whole = 0;
-    stub111_seq = by_rank(both, ranks);
-    if ((typeof stub111_seq === "object") && (!Array.isArray(stub111_seq))) { stub111_seq = Object.keys(stub111_seq);}
-    for (stub112_itr = 0; stub112_itr < stub111_seq.length; stub112_itr += 1) {
-        value = stub111_seq[stub112_itr];
+    stub131_seq = by_rank(both, ranks);
+    if ((typeof stub131_seq === "object") && (!Array.isArray(stub131_seq))) { stub131_seq = Object.keys(stub131_seq);}
+    for (stub132_itr = 0; stub132_itr < stub131_seq.length; stub132_itr += 1) {
+        value = stub131_seq[stub132_itr];
         slowest = Math.max(slowest, value);
         whole = whole + value;
     }
     messages = 0;
-    stub113_seq = link_seconds(sent, links["pipeline"]);
-    if ((typeof stub113_seq === "object") && (!Array.isArray(stub113_seq))) { stub113_seq = Object.keys(stub113_seq);}
-    for (stub114_itr = 0; stub114_itr < stub113_seq.length; stub114_itr += 1) {
-        value = stub113_seq[stub114_itr];
+    stub133_seq = link_seconds(sent, links["pipeline"]);
+    if ((typeof stub133_seq === "object") && (!Array.isArray(stub133_seq))) { stub133_seq = Object.keys(stub133_seq);}
+    for (stub134_itr = 0; stub134_itr < stub133_seq.length; stub134_itr += 1) {
+        value = stub133_seq[stub134_itr];
         messages = messages + (2 * value);
     }
     pipeline = (run["microbatches"] * slowest) + (((whole - slowest) + messages) / virtual);
@@ -1625,8 +1843,8 @@ estimated_step = function flx_estimated_step (model, run, rates, links) {
         pipeline = pipeline + ((run["microbatches"] * messages) / ranks);
     }
     updates = update_seconds(model, run, memory, seconds, rates, links);
-    stub115_ = [];stub115_iter0 = _pyfunc_range(0, (ranks * virtual), 1);if ((typeof stub115_iter0 === "object") && (!Array.isArray(stub115_iter0))) {stub115_iter0 = Object.keys(stub115_iter0);}for (stub115_i0=0; stub115_i0<stub115_iter0.length; stub115_i0++) {stub115_stage = stub115_iter0[stub115_i0];{stub115_.push((memory["saved"][stub115_stage]) + (((stub115_stage > 0))? (sent[stub115_stage - 1]) : (0)));}}
-    held = stub115_;
+    stub135_ = [];stub135_iter0 = _pyfunc_range(0, (ranks * virtual), 1);if ((typeof stub135_iter0 === "object") && (!Array.isArray(stub135_iter0))) {stub135_iter0 = Object.keys(stub135_iter0);}for (stub135_i0=0; stub135_i0<stub135_iter0.length; stub135_i0++) {stub135_stage = stub135_iter0[stub135_i0];{stub135_.push((memory["saved"][stub135_stage]) + (((stub135_stage > 0))? (sent[stub135_stage - 1]) : (0)));}}
+    held = stub135_;
     fixed = by_rank(memory["fixed"], ranks);
     each = by_rank(held, ranks);
     largest = 0;
@@ -1688,26 +1906,26 @@ exposed_data_seconds = function flx_exposed_data_seconds (model, run, params, fo
 };
 
 min_of = function flx_min_of (values) {
-    var least, stub116_seq, stub117_itr, value;
+    var least, stub136_seq, stub137_itr, value;
     least = values[0];
-    stub116_seq = values;
-    if ((typeof stub116_seq === "object") && (!Array.isArray(stub116_seq))) { stub116_seq = Object.keys(stub116_seq);}
-    for (stub117_itr = 0; stub117_itr < stub116_seq.length; stub117_itr += 1) {
-        value = stub116_seq[stub117_itr];
+    stub136_seq = values;
+    if ((typeof stub136_seq === "object") && (!Array.isArray(stub136_seq))) { stub136_seq = Object.keys(stub136_seq);}
+    for (stub137_itr = 0; stub137_itr < stub136_seq.length; stub137_itr += 1) {
+        value = stub136_seq[stub137_itr];
         least = Math.min(least, value);
     }
     return least;
 };
 
 forward_pass = function flx_forward_pass (model, work, rates, link) {
-    var depth, head, last, part, shared, stub118_seq, stub119_itr, sub, total;
+    var depth, head, last, part, shared, stub138_seq, stub139_itr, sub, total;
     total = 0;
     depth = 0;
     shared = 0;
-    stub118_seq = model["sublayers"];
-    if ((typeof stub118_seq === "object") && (!Array.isArray(stub118_seq))) { stub118_seq = Object.keys(stub118_seq);}
-    for (stub119_itr = 0; stub119_itr < stub118_seq.length; stub119_itr += 1) {
-        sub = stub118_seq[stub119_itr];
+    stub138_seq = model["sublayers"];
+    if ((typeof stub138_seq === "object") && (!Array.isArray(stub138_seq))) { stub138_seq = Object.keys(stub138_seq);}
+    for (stub139_itr = 0; stub139_itr < stub138_seq.length; stub139_itr += 1) {
+        sub = stub138_seq[stub139_itr];
         part = sublayer_seconds(model, sub, work, rates, link);
         total = total + part["forward"];
         depth = depth + part["depth"];
@@ -1758,19 +1976,19 @@ three_digits = function flx_three_digits (value) {
 };
 
 amount = function flx_amount (value, units) {
-    var last, stub120_seq, stub121_itr, unit;
+    var last, stub140_seq, stub141_itr, unit;
     if ((value < 0)) {
         return "-" + amount(0 - value, units);
     }
     if ((value==0)) {
         return "0";
     }
-    stub120_seq = units;
-    if ((typeof stub120_seq === "object") && (!Array.isArray(stub120_seq))) { stub120_seq = Object.keys(stub120_seq);}
-    for (stub121_itr = 0; stub121_itr < stub120_seq.length; stub121_itr += 1) {
-        unit = stub120_seq[stub121_itr];
+    stub140_seq = units;
+    if ((typeof stub140_seq === "object") && (!Array.isArray(stub140_seq))) { stub140_seq = Object.keys(stub140_seq);}
+    for (stub141_itr = 0; stub141_itr < stub140_seq.length; stub141_itr += 1) {
+        unit = stub140_seq[stub141_itr];
         if ((value >= (0.9995 * unit[0]))) {
-            return (three_digits(value / unit[0]) + " ") + unit[1];
+            return ((unit[1]!=""))? ((three_digits(value / unit[0]) + " ") + unit[1]) : (fixed(value, 0));
         }
     }
     last = units[units.length - 1];
@@ -1808,5 +2026,5 @@ log2_of = function flx_log2_of (value) {
     return result;
 };
 
-return { all_gather_bytes, reduce_scatter_bytes, all_reduce_bytes, tensor_parallel_bytes, tensor_parallel_forward_bytes, data_parallel_bytes, mixing_gradient_bytes, stored_tokens, stored_bytes, even_cuts, hop_bytes, waiting_bytes, alive, held, visible_pairs_of, pair_flops, pair_flops_of_one, forward_counts, parameter_counts, state_bytes, new_state_bytes, boundary_of_block, kept_leaf_bytes, saved_bytes_of, recomputed_bytes_of, largest_block_bytes, ends_saved_bytes, cache_bytes_of, tone_of, bars_of, figure, facts, overhead, table_rows, harmonic_size, matmul_efficiency, operator, compute_seconds, memory_seconds, launch_seconds, operator_seconds, total_seconds, fused, bound, bound_by, tokens_on_rank, pairs_of_work, weights_read, cache_read, mixer_operators, depth_operator, collective_seconds, sublayer_seconds, head_seconds, gpus_of, run_of, sequence_of, work_of_prompts, reach_of, link_of, links_of, refusal, unpacked, copied, place_of, model_of, step_of, states_of, method_row, methods_of, sorted_by, gpipe_order, one_f_one_b_order, interleaved_order, schedule_order, joined, ideal_bubble, transfer_seconds, simulate, exposed_seconds, peak_memory, bars, opening, text_at, line_at, box_at, lines, one_line, name_at, height_of, top_of, steps, outline, numbers, work_of, stage_seconds, edges_of, sent_bytes, gradients_waiting, stage_memory, by_rank, training_step, link_seconds, simulated_microbatches, extended, pipeline_flow, estimated_step, update_seconds, exposed_data_seconds, min_of, forward_pass, prefill_state_bytes, fixed, three_digits, amount, percent, place, log2_of };
+return { all_gather_bytes, reduce_scatter_bytes, all_reduce_bytes, tensor_parallel_bytes, tensor_parallel_forward_bytes, data_parallel_bytes, mixing_gradient_bytes, stored_tokens, stored_bytes, even_cuts, hop_bytes, waiting_bytes, alive, held, visible_pairs_of, pair_flops, pair_flops_of_one, forward_counts, parameter_counts, state_bytes, new_state_bytes, boundary_of_block, kept_leaf_bytes, saved_bytes_of, recomputed_bytes_of, largest_block_bytes, ends_saved_bytes, cache_bytes_of, tone_of, limit_of, limit_text, ranked, with_control, advice, cost_in_words, bars_of, points_of, figure, facts, overhead, best_rows, table_row, table_rows, harmonic_size, matmul_efficiency, operator, compute_seconds, memory_seconds, launch_seconds, operator_seconds, total_seconds, fused, bound, bound_by, tokens_on_rank, pairs_of_work, weights_read, cache_read, mixer_operators, depth_operator, collective_seconds, sublayer_seconds, head_seconds, gpus_of, run_of, sequence_of, work_of_prompts, reach_of, link_of, links_of, refusal, unpacked, copied, place_of, model_of, step_of, states_of, method_row, methods_of, sorted_by, gpipe_order, one_f_one_b_order, interleaved_order, schedule_order, joined, ideal_bubble, transfer_seconds, simulate, exposed_seconds, peak_memory, bars, points, one_point, nice_step, opening, text_at, line_at, box_at, lines, one_line, name_at, height_of, top_of, steps, outline, numbers, work_of, stage_seconds, edges_of, sent_bytes, gradients_waiting, stage_memory, by_rank, training_step, link_seconds, simulated_microbatches, extended, pipeline_flow, estimated_step, update_seconds, exposed_data_seconds, min_of, forward_pass, prefill_state_bytes, fixed, three_digits, amount, percent, place, log2_of };
 })();

@@ -90,14 +90,13 @@ def training(figures: Figures) -> str:
 def companions(data: ReportData, figures: Figures) -> str:
     """Contrasts with companions, which rule out other explanations."""
     left = [one for one in data.contrasts if one not in data.asked]
-    every = any(arm.role == "companion" for arm in data.arms.values())
     lead = (
         "Each companion isolates one explanation: it lacks the feature in question, or spends the same cost in another way. "
         "Its name in report.json is ARM~KIND@COST."
     )
     caption = "Arms minus their companions, nats per token; below zero means that the arm is better than the companion."
     return joined(
-        paragraph(lead if every else "", "lead"),
+        paragraph(lead if left else "", "lead"),
         figure(figures.get("contrasts"), heading="none"),
         _contrasts(left, caption),
         bullets(found.sentence for found in left if found.comparison is None),
