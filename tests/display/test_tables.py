@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from twoaxis.cli import main
+from twoaxis.display import numbers as words
 from twoaxis.display.tables import line_width, print_table
 
 NAMES = ("method", "what it does", "step", "memory", "change")
@@ -46,6 +47,34 @@ def test_what_does_not_fit_follows_behind_the_names(capsys: pytest.CaptureFixtur
     lines = printed(capsys, 60)
     assert len([line for line in lines if line.startswith("a-method-with-a-long-name")]) == 2
     assert len([line for line in printed(capsys, 100) if line.startswith("a-method-with-a-long-name")]) == 1
+
+
+def test_a_column_without_a_name_and_cells_of_several_lines_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table("", ("name", "", "path"), [("a", "", "one\ntwo")], whole=("path",), width=40)
+    assert capsys.readouterr().out.splitlines() == ["name    path", "a       one two"]
+
+
+@pytest.mark.parametrize(
+    ("written", "value", "text"),
+    [
+        (words.short_count, 999_999, "1 M"),
+        (words.short_count, 1e12, "1 T"),
+        (words.count_text, 999.6, "1.00 k"),
+        (words.count_text, 2, "2"),
+        (words.memory, 2**30 - 1, "1.00 GiB"),
+        (words.duration, 9.996, "10.0 s"),
+        (words.duration, 299.97, "5.0 min"),
+        (words.significant, 1234.5, "1,234"),
+        (words.significant, 999.6, "1,000"),
+        (words.significant, -12.34, "-12.3"),
+        (words.plain, True, "yes"),
+        (words.percent, 0.9997, "100 %"),
+        (words.percent, 0.99, "99.0 %"),
+    ],
+)
+def test_numbers_at_the_edge_of_a_unit_have_no_exponent_and_no_twin(written: Any, value: float, text: str) -> None:
+    """Catches `1e+03 k`, `1024 MiB`, and two ways to write one value."""
+    assert written(value) == text
 
 
 def test_a_line_is_as_wide_as_columns_says(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -104,7 +104,7 @@ def memory(n_bytes: float) -> str:
         >>> memory(512 * 2**20), memory(3 * 2**30)
         ('512 MiB', '3.00 GiB')
     """
-    return f"{n_bytes / 2**30:.2f} GiB" if n_bytes >= 2**30 else f"{n_bytes / 2**20:.0f} MiB"
+    return f"{n_bytes / 2**30:.2f} GiB" if n_bytes >= 1023.5 * 2**20 else f"{n_bytes / 2**20:.0f} MiB"
 
 
 def duration(seconds: float) -> str:
@@ -116,9 +116,9 @@ def duration(seconds: float) -> str:
     """
     if seconds >= 5400:
         return f"{seconds / 3600:.2f} h"
-    if seconds >= 300:
+    if seconds >= 299.95:
         return f"{seconds / 60:.1f} min"
-    return f"{seconds:.1f} s" if seconds >= 10 else f"{seconds:.3g} s"
+    return f"{seconds:.1f} s" if seconds >= 9.995 else f"{seconds:.3g} s"
 
 
 def replicates(n: int) -> str:
@@ -148,7 +148,7 @@ def count_text(value: float) -> str:
         >>> count_text(30), count_text(67_112_960)
         ('30', '67.1 M')
     """
-    return f"{value:.0f}" if abs(value) < 1000 else amount(value, COUNTS)
+    return amount(value, COUNTS)
 
 
 def short_count(value: float) -> str:
@@ -158,10 +158,8 @@ def short_count(value: float) -> str:
         >>> short_count(1_000_000), short_count(1_250_000), short_count(30)
         ('1 M', '1.25 M', '30')
     """
-    for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if value >= size:
-            return f"{value / size:.3g} {unit}"
-    return f"{value:.0f}"
+    number, _, unit = count_text(value).partition(" ")
+    return f"{number.rstrip('0').rstrip('.')} {unit}" if "." in number else " ".join(filter(None, (number, unit)))
 
 
 def seconds_text(value: float) -> str:
@@ -185,13 +183,13 @@ def change(ratio: float) -> str:
 
 
 def significant(value: float) -> str:
-    """Formats a number with three significant digits.
+    """Formats a number with three significant digits, or whole from 1000 on.
 
     Example:
-        >>> significant(0.012345), significant(1e-7)
-        ('0.0123', '1e-07')
+        >>> significant(0.012345), significant(1e-7), significant(12345.6)
+        ('0.0123', '1e-07', '12,346')
     """
-    return f"{value:.3g}"
+    return f"{value:.3g}" if abs(value) < 999.5 else f"{value:,.0f}"
 
 
 def decimal(value: float) -> str:
@@ -208,9 +206,11 @@ def plain(value: object, fraction: Callable[[float], str] = significant) -> str:
     """Formats a value of any type: integers with separators, floats by `fraction`, text unchanged.
 
     Example:
-        >>> plain(12345), plain(0.012345), plain("none")
-        ('12,345', '0.0123', 'none')
+        >>> plain(12345), plain(0.012345), plain("none"), plain(True)
+        ('12,345', '0.0123', 'none', 'yes')
     """
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     if isinstance(value, float):
         return fraction(value)
     return f"{value:,}" if isinstance(value, int) else str(value)

@@ -58,6 +58,7 @@ class _Column:
     def __init__(self, name: str, cells: Sequence[str], number: bool, whole: bool) -> None:
         # No break between a number and its unit.
         self.name, self.number = name, number
+        cells = [" ".join(cell.split("\n")) for cell in cells]
         self._cells = [cell if number or whole else UNIT.sub("\N{NO-BREAK SPACE}", cell) for cell in cells]
         words = max(len(word) for text in (name, *([] if number or whole else self._cells)) for word in text.split(" "))
         widest = max(map(len, self._cells), default=0)
@@ -70,7 +71,7 @@ class _Column:
         text = self.name if row is None else self._cells[row]
         if row is not None and self._whole:
             return [text]
-        found = textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False) or [""]
+        found = textwrap.wrap(text, max(width, 1), break_long_words=False, break_on_hyphens=False) or [""]
         return [line.replace("\N{NO-BREAK SPACE}", " ") for line in found]
 
 

@@ -53,7 +53,7 @@ def amount(value: float, units: list) -> str:
         if value >= 0.9995 * unit[0]:
             return three_digits(value / unit[0]) + " " + unit[1] if unit[1] != "" else fixed(value, 0)
     last = units[len(units) - 1]
-    return three_digits(value / last[0]) + " " + last[1]
+    return three_digits(value / last[0]) + " " + last[1] if last[1] != "" else fixed(value, 0)
 
 
 def percent(share: float) -> str:
@@ -63,7 +63,7 @@ def percent(share: float) -> str:
         >>> percent(0.0123), percent(2.5)
         ('1.2 %', '250 %')
     """
-    return fixed(100 * share, 1 if abs(share) < 1 else 0) + " %"
+    return fixed(100 * share, 1 if abs(share) < 0.9995 else 0) + " %"
 
 
 def place(value: float) -> str:

@@ -1992,11 +1992,11 @@ amount = function flx_amount (value, units) {
         }
     }
     last = units[units.length - 1];
-    return (three_digits(value / last[0]) + " ") + last[1];
+    return ((last[1]!=""))? ((three_digits(value / last[0]) + " ") + last[1]) : (fixed(value, 0));
 };
 
 percent = function flx_percent (share) {
-    return (fixed(100 * share, ((_pyfunc_abs(share) < 1))? (1) : (0))) + " %";
+    return (fixed(100 * share, ((_pyfunc_abs(share) < 0.9995))? (1) : (0))) + " %";
 };
 
 place = function flx_place (value) {
