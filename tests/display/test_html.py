@@ -35,6 +35,7 @@ def test_a_part_without_content_is_none(part: str) -> None:
 
 
 def test_cells_sort_by_value_and_say_what_is_missing() -> None:
-    text = table("caption", ("arm", "loss", "why"), [("a~b", Number("1.50", 1.5), None)], text=("why",))
-    assert '<th scope="row" class="text">a<wbr>~b</th><td data-value="1.5">1.50</td>' in text
+    text = table("caption", ("arm", "loss", "why"), [("a_long_name~b", Number("1.50", 1.5), None)], text=("why",))
+    assert '<th scope="row" class="text">a<wbr>_long<wbr>_name<wbr>~b</th><td>1.50</td>' in text
+    assert '<td data-value="1500">1.50 k</td>' in table("caption", ("arm", "loss"), [("a", Number("1.50 k", 1500.0))])
     assert '<td class="text"><span class="missing">—</span></td>' in text

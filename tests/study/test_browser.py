@@ -54,7 +54,7 @@ def test_a_browser_keeps_the_page_from_asking(see: Any) -> None:
 DRAWN = """() => [...document.querySelectorAll('figure')].map((figure) => {
   const svg = [...figure.querySelectorAll('.plot svg')].filter((one) => one.getBoundingClientRect().width > 0);
   const box = svg[0]?.getBoundingClientRect();
-  const marks = svg[0] ? [...svg[0].querySelectorAll('path, line, rect')].filter((one) => {
+  const marks = svg[0] ? [...svg[0].querySelectorAll('path, line, rect, circle')].filter((one) => {
     const size = one.getBoundingClientRect();
     return size.width + size.height > 2;
   }).length : 0;
@@ -148,7 +148,7 @@ def test_a_reader_can_switch_sort_point_and_copy(see: Any) -> None:
     assert page.evaluate(shown) == ["equal FLOPs"]
 
     rows = "[...document.querySelector('#result table').tBodies[0].rows]"
-    values = f"{rows}.map((row) => Number(row.cells[1].dataset.value))"
+    values = f"{rows}.map((row) => Number(row.cells[1].textContent))"
     losses = f"{values}.filter(Number.isFinite)"
     before = page.evaluate(losses)
     page.locator("#result thead button", has_text="validation loss").first.click()
@@ -158,7 +158,7 @@ def test_a_reader_can_switch_sort_point_and_copy(see: Any) -> None:
         ("differences", "muddformer:", f"muddformer: {words.MINUS}0.0"),
         ("losses", "muddformer: 3.7", "muddformer: 3.7"),
     ):
-        page.locator(f"#figure-{figure} .wide svg path[aria-label^='{mark}']").last.hover(force=True)
+        page.locator(f"#figure-{figure} .wide svg [aria-label^='{mark}']").last.hover(force=True)
         assert page.locator(".tip").inner_text().startswith(tip)
 
     for figure, kind, begin in (

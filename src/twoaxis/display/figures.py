@@ -81,6 +81,9 @@ _EMPTY = re.compile(
 _ROLES = re.compile(r' role="graphics-(?:object|symbol)"(?: aria-label="[XY]-axis[^"]*")?')
 _PLACES = re.compile(r' (?:d|transform|x2|y2)="[^"]*"')
 _DIGITS = re.compile(r"(\.\d)\d+")
+_ROUND = r"M([\d.]+),0A\4,\4,0,1,1,-\4,0A\4,\4,0,1,1,\4,0"
+_CIRCLE = re.compile(rf'<path((?: aria-label="[^"]*")?) transform="translate\(([\d.]+),([\d.]+)\)" d="{_ROUND}"')
+_NO_STROKE = re.compile(r'( fill="[^"]*") stroke-width="2"')
 _ALIKE = re.compile(r'<path d="[^"]*"([^>]*)/>(?:<path d="[^"]*"\1/>)+')
 _DRAWN = re.compile(r' d="([^"]*)"')
 _IDS = re.compile(r'\bid="([^"]*)"')
@@ -95,6 +98,7 @@ def _compact(svg: str) -> str:
     svg = _PLACES.sub(lambda found: _DIGITS.sub(r"\1", found[0]), svg)
     for pattern in (_WORDLESS, _ROLES, _EMPTY, _USUAL):
         svg = pattern.sub("", svg)
+    svg = _CIRCLE.sub(r'<circle\1 cx="\2" cy="\3" r="\4"', _NO_STROKE.sub(r"\1", svg))
     while "<g></g>" in svg:
         svg = svg.replace("<g></g>", "")
     # Neighbours of one style without a label are one path.

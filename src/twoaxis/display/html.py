@@ -16,10 +16,14 @@ from markupsafe import Markup, escape
 
 from twoaxis.display import theme
 from twoaxis.display.figures import Figure
-from twoaxis.display.numbers import MISSING
+from twoaxis.display.numbers import MINUS, MISSING
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 """The content security policy of a page: nothing is loaded."""
+
+
+SHORT = 12
+"""Letters of a name that fits the narrowest column."""
 
 
 class Reason(str):
@@ -125,8 +129,9 @@ def code(text: str) -> Markup:
 
 
 def breakable(name: str) -> Markup:
-    """The name of an arm, with line breaks allowed at punctuation."""
-    return name if isinstance(name, Markup) else Markup(re.sub(r"([~@._-])", r"<wbr>\1", str(escape(name))))
+    """The name of an arm; a long one with line breaks allowed at punctuation."""
+    text = escape(name)
+    return text if isinstance(name, Markup) or len(name) <= SHORT else Markup(re.sub(r"([~@._-])", r"<wbr>\1", str(text)))
 
 
 def part(template: str, name: str, *values: Any) -> Markup:
@@ -146,6 +151,7 @@ def _environment() -> Environment:
     found.filters |= {"breakable": breakable, "data": _data, "json": partial(json.dumps, ensure_ascii=False)}
     found.filters["quoted"] = partial(quote, safe=" ,;:/()=*~@")
     found.tests["reason"] = lambda cell: isinstance(cell, Reason)
+    found.tests["legible"] = lambda cell: bool(re.fullmatch(rf"[+{MINUS}]?[\d,]+(\.\d+)?", cell.text))
     found.globals |= {"file": lambda name: Markup(_file(name)), "POLICY": Markup(POLICY)}
     found.globals |= {"MISSING": MISSING, "COLORS": theme.PAGE_COLORS}
     return found

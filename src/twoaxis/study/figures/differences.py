@@ -52,7 +52,7 @@ def equal_cost(data: ReportData) -> Figure | None:
     order = [row.label for row in _rows(data, data.charge)]
     panels: dict[Charge, list[Interval]] = {}
     for charge in UNITS:
-        rows = sorted(_rows(data, charge), key=lambda row: order.index(row.label))
+        rows = sorted((row._replace(each=()) for row in _rows(data, charge)), key=lambda row: order.index(row.label))
         if any(row.mean is not None for row in rows):
             panels[charge] = rows
     if len(panels) < 2:
@@ -65,7 +65,7 @@ def equal_cost(data: ReportData) -> Figure | None:
 
     caption = (
         f"The same arms in the same order, given as much as {data.control} of one thing after the other; left of zero is "
-        "better. " + _marks(data, data.charge) + _band_in_words(data)
+        "better. " + _marks(data, data.charge, "") + _band_in_words(data)
     )
     description = " ".join(f"At equal {UNITS[charge]}: {_describe(rows)}" for charge, rows in panels.items())
     return Figure("charged", "Equal tokens, equal FLOPs, equal seconds", caption, description, draw)
@@ -155,14 +155,14 @@ def _band_in_words(data: ReportData) -> str:
     return "" if effect is None else f" Shaded: differences smaller than {effect:g} nats per token, which do not matter here."
 
 
-def _marks(data: ReportData, charge: Charge) -> str:
+def _marks(data: ReportData, charge: Charge, each: str = "small bars: each replicate; ") -> str:
     """Explains the marks of a row."""
     families = {
         found.comparison.family
         for arm in data.arms.values()
         if (found := arm.charged.get(charge)) and found.comparison and found.comparison.family
     }
-    start = "Point: mean of the paired differences; small bars: each replicate; "
+    start = f"Point: mean of the paired differences; {each}"
     if not families:
         return f"{start}line: its own 95 % interval."
     return (

@@ -116,19 +116,23 @@ def _intervals(rows: Sequence[Interval], scale: Scale, x: Any, y: Any) -> Iterat
     ticks = each.mark_tick(thickness=1.2, size=10, opacity=0.7, aria=False, clip=True)
     yield ticks.encode(x=x, y=y, color=own_color())
     data = [row._asdict() | _ends(row, scale) for row in rows if _is_known(row)]
-    said: dict[str, Any] = {"y": y, "color": own_color(), "description": alt.Description("description:N")}
+    plain: dict[str, Any] = {"y": y, "color": own_color()}
+    # Marks inside a bar let a pointer through to it.
+    said = plain | {"description": alt.Description("description:N")}
     low, high = scale.domain
-    wide = [row | {"x": row["from"]} for row in data if row["own"]]
-    thin = [row | {"x": max(row["own"][0], low), "to": min(row["own"][1], high)} for row in data if row["own"]]
-    thin += [row | {"x": row["from"]} for row in data if not row["own"]]
-    for lines, width, opacity in ((wide, 9, 0.28), (thin, 2, 1.0)):
-        yield values(lines).mark_rule(strokeWidth=width, opacity=opacity, clip=True).encode(x=x, x2=alt.X2("to"), **said)
+    double = [row for row in data if row["own"]]
+    wide, bare = ([row | {"x": row["from"]} for row in data if bool(row["own"]) == own] for own in (True, False))
+    thin = [row | {"x": max(row["own"][0], low), "to": min(row["own"][1], high)} for row in double]
+    for lines, width, opacity, encoded in ((wide, 9, 0.28, said), (thin, 2, 1.0, plain), (bare, 2, 1.0, said)):
+        mark = values(lines).mark_rule(strokeWidth=width, opacity=opacity, clip=True, aria=encoded is said)
+        yield mark.encode(x=x, x2=alt.X2("to"), **encoded)
     for cut, end, shape in (("cut_low", "from", "triangle-left"), ("cut_high", "to", "triangle-right")):
         # Ends that lie outside what is shown.
         arrows = values([row | {"x": row[end]} for row in data if row[cut]])
         yield arrows.mark_point(shape=shape, filled=True, size=40, opacity=1, aria=False).encode(x=x, y=y, color=own_color())
-    means = values([row | {"x": row["mean"]} for row in data if row["mean"] is not None])
-    yield means.mark_point(filled=True, size=62, opacity=1).encode(x=x, **said)
+    for own, encoded in ((True, plain), (False, said)):
+        means = values([row | {"x": row["mean"]} for row in data if row["mean"] is not None and bool(row["own"]) == own])
+        yield means.mark_point(filled=True, size=62, opacity=1, aria=encoded is said).encode(x=x, **encoded)
 
 
 def _words(rows: Sequence[Interval], inner: int, texts: int, y: Any) -> Iterator[Any]:

@@ -46,14 +46,15 @@
     const body = table.tBodies[0];
     if (!body || body.rows.length < 3) continue;
     [...table.tHead.rows[table.tHead.rows.length - 1].cells].forEach((head, column) => {
-      if (![...body.rows].some((row) => row.cells[column].dataset.value)) return;
+      const value = (row) => Number(row.cells[column].dataset.value ?? (row.cells[column].textContent.replace("\u2212", "-").replaceAll(",", "") || NaN));
+      if (![...body.rows].some((row) => !Number.isNaN(value(row)))) return;
       const button = document.createElement("button");
       button.type = "button";
       button.append(...head.childNodes);
       head.append(button);
       button.addEventListener("click", () => {
         const up = head.getAttribute("aria-sort") !== "ascending";
-        const key = (row) => (row.cells[column].dataset.value === undefined ? Infinity : (up ? 1 : -1) * row.cells[column].dataset.value);
+        const key = (row) => (Number.isNaN(value(row)) ? Infinity : (up ? 1 : -1) * value(row));
         table.querySelectorAll("[aria-sort]").forEach((other) => other.removeAttribute("aria-sort"));
         head.setAttribute("aria-sort", up ? "ascending" : "descending");
         body.append(...[...body.rows].sort((a, b) => key(a) - key(b) || 0));
