@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from twoaxis.display import numbers as words
 from twoaxis.display.html import POLICY, breakable
 from twoaxis.display.theme import ARMS
-from twoaxis.study.figures import study_figures
+from twoaxis.study.figures import readable, study_figures
 from twoaxis.study.figures.labels import Frame, place_labels, spread
 from twoaxis.study.page import render_page
 from twoaxis.study.report import write_report_files
@@ -104,7 +104,7 @@ def test_question_and_answer_come_first(page: Page) -> None:
 
 
 def test_the_page_says_what_the_data_say(page: Page) -> None:
-    data = example().readable()
+    data = readable(example())
     first = example_figures()[0].wide
     for name, arm in data.arms.items():
         if arm.control or not (comparison := arm.charged[data.charge].comparison):
@@ -154,7 +154,7 @@ def test_every_figure_is_told_in_words(page: Page) -> None:
     assert len(page.labels) == 2 * len(names), "one for each width"
     assert page.labels == [f"said-{name}" for name in re.findall(r'<figure id="figure-([^"]+)">', example_page()) for _ in "12"]
     assert all(f"{figure.title}. {figure.alternative}" in page.text for figure in example_figures())
-    for name, arm in example().readable().arms.items():
+    for name, arm in readable(example()).arms.items():
         if arm.mean_loss is not None and not arm.control:
             of = ("losses", "costs", "differences" if arm.role == "treatment" else "contrasts")
             assert all(name in figure.alternative for figure in example_figures() if figure.name in of)
@@ -169,7 +169,7 @@ def drawings() -> dict[str, list[str]]:
 def test_figures_name_every_arm_they_draw() -> None:
     for name, roles in {"differences": "treatment", "charged": "treatment", "costs": "all", "losses": "all"}.items():
         texts = {unescape(text) for text in re.findall(r"<text[^>]*>([^<]*)</text>", drawings()[name][0])}
-        arms = {arm for arm, of in example().readable().arms.items() if roles in ("all", of.role)}
+        arms = {arm for arm, of in readable(example()).arms.items() if roles in ("all", of.role)}
         assert len(arms) >= 7 and arms <= texts, name
         assert "~" not in "".join(texts)
 

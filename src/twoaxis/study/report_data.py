@@ -3,7 +3,6 @@
 Losses and differences are in nats per token; unknown values are null. `report.schema.json` in the same folder describes it.
 """
 
-import json
 from pathlib import Path
 from typing import Any, Literal
 
@@ -472,19 +471,6 @@ class ReportData(Config):
         """The contrasts between arms of the design; of a study of one kind of companion, those against the companions."""
         own = tuple(one for one in self.contrasts if self.arms[one.against].role != "companion")
         return own if own or len({one.why for one in self.contrasts}) > 1 else self.contrasts
-
-    def readable(self) -> "ReportData":
-        """The same report with the names of generated companions in words, except in the design.
-
-        Example: `deep_delta~short_swa@flops` becomes `deep_delta: short swa, equal FLOPs`.
-        """
-        text = json.dumps(self.replace(design={}).to_data())
-        for name in sorted((name for name in self.arms if "~" in name), key=len, reverse=True):
-            arm, _, rest = name.partition("~")
-            kind, _, matched = rest.partition("@")
-            equal = {"": "", "flops": ", equal FLOPs", "params": ", equal parameters"}.get(matched, f", equal {matched}")
-            text = text.replace(name, f"{arm or 'every arm'}: {kind.replace('_', ' ')}{equal}")
-        return ReportData.from_data(json.loads(text)).replace(design=self.design) if "~" in "".join(self.arms) else self
 
 
 def read_report(path: Path | str) -> ReportData:

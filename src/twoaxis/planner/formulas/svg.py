@@ -116,19 +116,23 @@ def points(given: list[Data], chosen: int, limit: float, limit_text: str, label:
         )
     drawn = drawn + line_at(left, bottom, right, bottom, "axis")
     drawn = drawn + text_at((left + right) / 2, height - 4, "middle", "tick", "seconds of a training step beyond the control")
+    return drawn + all_points(given, chosen, axes, right, [right - 6.2 * len(limit_text) - 110, edge + 9, right]) + "</svg>"
+
+
+def all_points(given: list[Data], chosen: int, axes: list[float], right: float, words: list[float]) -> str:
+    """The points and their names, the chosen method in front; `words` is the box of what is written already."""
     front = ""
-    # Boxes of points and of what is written already; the chosen method names itself first.
-    taken = [[right - 6.2 * len(limit_text) - 110, edge + 9, right]]
+    taken = [words]
     for point in given:
-        x = axes[0] + (point["x"] - least) * axes[1]
-        taken.append([x - 4, bottom - (point["y"] - axes[5]) * axes[4], x + 4])
+        x = axes[0] + (point["x"] - axes[2]) * axes[1]
+        taken.append([x - 4, axes[3] - (point["y"] - axes[5]) * axes[4], x + 4])
     for point in given:
         if point["method"] == chosen:
             front = one_point(point, " chosen", axes, right, taken)
     for point in given:
         if point["method"] != chosen:
             front = one_point(point, "", axes, right, taken) + front
-    return drawn + front + "</svg>"
+    return front
 
 
 def one_point(point: Data, state: str, axes: list[float], right: float, taken: list) -> str:

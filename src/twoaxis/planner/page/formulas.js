@@ -64,7 +64,7 @@ var _pymeth_repeat = function(count) { // nargs: 0
     }
     return result + pattern;
 };
-var BYTES, COUNTS, DEPTH_KERNELS, MIXER_KERNELS, PRODUCT_COLUMNS, RANK, ROW, SECONDS, _arrival, _begun, _never, _run, _summary, advice, alive, all_gather_bytes, all_reduce_bytes, amount, bars, bars_of, best_rows, bound, bound_by, boundary_of_block, box_at, by_rank, cache_bytes_of, cache_read, collective_seconds, compute_seconds, copied, cost_in_words, data_parallel_bytes, depth_operator, edges_of, ends_saved_bytes, estimated_step, even_cuts, exposed_data_seconds, exposed_seconds, extended, facts, figure, fixed, forward_counts, forward_pass, fused, gpipe_order, gpus_of, gradients_waiting, harmonic_size, head_seconds, height_of, held, hop_bytes, ideal_bubble, interleaved_order, joined, kept_leaf_bytes, largest_block_bytes, launch_seconds, limit_of, limit_text, line_at, lines, link_of, link_seconds, links_of, log2_of, matmul_efficiency, memory_seconds, method_row, methods_of, min_of, mixer_operators, mixing_gradient_bytes, model_of, name_at, new_state_bytes, nice_step, numbers, one_f_one_b_order, one_line, one_point, opening, operator, operator_seconds, outline, overhead, pair_flops, pair_flops_of_one, pairs_of_work, parameter_counts, peak_memory, percent, pipeline_flow, place, place_of, points, points_of, prefill_state_bytes, ranked, reach_of, recomputed_bytes_of, reduce_scatter_bytes, refusal, run_of, saved_bytes_of, schedule_order, sent_bytes, sequence_of, simulate, simulated_microbatches, sorted_by, stage_memory, stage_seconds, state_bytes, states_of, step_of, steps, stored_bytes, stored_tokens, sublayer_seconds, table_row, table_rows, tensor_parallel_bytes, tensor_parallel_forward_bytes, text_at, three_digits, tokens_on_rank, tone_of, top_of, total_seconds, training_step, transfer_seconds, unpacked, update_seconds, visible_pairs_of, waiting_bytes, weights_read, with_control, work_of, work_of_prompts;
+var BYTES, COUNTS, DEPTH_KERNELS, MIXER_KERNELS, PRODUCT_COLUMNS, RANK, ROW, SECONDS, _arrival, _begun, _never, _run, _summary, advice, alive, all_gather_bytes, all_points, all_reduce_bytes, amount, bars, bars_of, best_rows, bound, bound_by, boundary_of_block, box_at, by_rank, cache_bytes_of, cache_read, collective_seconds, compute_seconds, copied, cost_in_words, data_parallel_bytes, depth_operator, edges_of, ends_saved_bytes, estimated_step, even_cuts, exposed_data_seconds, exposed_seconds, extended, facts, figure, fixed, forward_counts, forward_pass, fused, gpipe_order, gpus_of, gradients_waiting, harmonic_size, head_seconds, height_of, held, hop_bytes, ideal_bubble, interleaved_order, joined, kept_leaf_bytes, largest_block_bytes, launch_seconds, limit_of, limit_text, line_at, lines, link_of, link_seconds, links_of, log2_of, matmul_efficiency, memory_seconds, method_row, methods_of, min_of, mixer_operators, mixing_gradient_bytes, model_of, name_at, new_state_bytes, nice_step, numbers, one_f_one_b_order, one_line, one_point, opening, operator, operator_seconds, outline, overhead, pair_flops, pair_flops_of_one, pairs_of_work, parameter_counts, peak_memory, percent, pipeline_flow, place, place_of, points, points_of, prefill_state_bytes, ranked, reach_of, recomputed_bytes_of, reduce_scatter_bytes, refusal, run_of, saved_bytes_of, schedule_order, sent_bytes, sequence_of, simulate, simulated_microbatches, sorted_by, stage_memory, stage_seconds, state_bytes, states_of, step_of, steps, stored_bytes, stored_tokens, sublayer_seconds, table_row, table_rows, tensor_parallel_bytes, tensor_parallel_forward_bytes, text_at, three_digits, tokens_on_rank, tone_of, top_of, total_seconds, training_step, transfer_seconds, unpacked, update_seconds, visible_pairs_of, waiting_bytes, weights_read, with_control, work_of, work_of_prompts;
 all_gather_bytes = function flx_all_gather_bytes (ranks, whole_bytes) {
     return (whole_bytes * (ranks - 1)) / ranks;
 };
@@ -1280,7 +1280,7 @@ bars = function flx_bars (given, chosen, limit, limit_text, label, width) {
 };
 
 points = function flx_points (given, chosen, limit, limit_text, label, width) {
-    var axes, bottom, drawn, edge, front, height, high, index, least, left, low, margin, most, point, right, step, stub91_seq, stub92_itr, stub93_seq, stub94_itr, stub95_seq, stub96_itr, stub97_seq, stub98_itr, taken, top, x, y;
+    var axes, bottom, drawn, edge, height, high, index, least, left, low, margin, most, point, right, step, stub91_seq, stub92_itr, top, x, y;
     height = 340;
     left = 62;
     right = width - 16;
@@ -1320,14 +1320,19 @@ points = function flx_points (given, chosen, limit, limit_text, label, width) {
     }
     drawn = drawn + line_at(left, bottom, right, bottom, "axis");
     drawn = drawn + (text_at((left + right) / 2, height - 4, "middle", "tick", "seconds of a training step beyond the control"));
+    return (drawn + (all_points(given, chosen, axes, right, [(right - (6.2 * limit_text.length)) - 110, edge + 9, right]))) + "</svg>";
+};
+
+all_points = function flx_all_points (given, chosen, axes, right, words) {
+    var front, point, stub93_seq, stub94_itr, stub95_seq, stub96_itr, stub97_seq, stub98_itr, taken, x;
     front = "";
-    taken = [[(right - (6.2 * limit_text.length)) - 110, edge + 9, right]];
+    taken = [words];
     stub93_seq = given;
     if ((typeof stub93_seq === "object") && (!Array.isArray(stub93_seq))) { stub93_seq = Object.keys(stub93_seq);}
     for (stub94_itr = 0; stub94_itr < stub93_seq.length; stub94_itr += 1) {
         point = stub93_seq[stub94_itr];
-        x = axes[0] + ((point["x"] - least) * axes[1]);
-        _pymeth_append.call(taken, ([x - 4, bottom - ((point["y"] - axes[5]) * axes[4]), x + 4]));
+        x = axes[0] + ((point["x"] - axes[2]) * axes[1]);
+        _pymeth_append.call(taken, ([x - 4, axes[3] - ((point["y"] - axes[5]) * axes[4]), x + 4]));
     }
     stub95_seq = given;
     if ((typeof stub95_seq === "object") && (!Array.isArray(stub95_seq))) { stub95_seq = Object.keys(stub95_seq);}
@@ -1345,7 +1350,7 @@ points = function flx_points (given, chosen, limit, limit_text, label, width) {
             front = one_point(point, "", axes, right, taken) + front;
         }
     }
-    return (drawn + front) + "</svg>";
+    return front;
 };
 
 one_point = function flx_one_point (point, state, axes, right, taken) {
@@ -2026,5 +2031,5 @@ log2_of = function flx_log2_of (value) {
     return result;
 };
 
-return { all_gather_bytes, reduce_scatter_bytes, all_reduce_bytes, tensor_parallel_bytes, tensor_parallel_forward_bytes, data_parallel_bytes, mixing_gradient_bytes, stored_tokens, stored_bytes, even_cuts, hop_bytes, waiting_bytes, alive, held, visible_pairs_of, pair_flops, pair_flops_of_one, forward_counts, parameter_counts, state_bytes, new_state_bytes, boundary_of_block, kept_leaf_bytes, saved_bytes_of, recomputed_bytes_of, largest_block_bytes, ends_saved_bytes, cache_bytes_of, tone_of, limit_of, limit_text, ranked, with_control, advice, cost_in_words, bars_of, points_of, figure, facts, overhead, best_rows, table_row, table_rows, harmonic_size, matmul_efficiency, operator, compute_seconds, memory_seconds, launch_seconds, operator_seconds, total_seconds, fused, bound, bound_by, tokens_on_rank, pairs_of_work, weights_read, cache_read, mixer_operators, depth_operator, collective_seconds, sublayer_seconds, head_seconds, gpus_of, run_of, sequence_of, work_of_prompts, reach_of, link_of, links_of, refusal, unpacked, copied, place_of, model_of, step_of, states_of, method_row, methods_of, sorted_by, gpipe_order, one_f_one_b_order, interleaved_order, schedule_order, joined, ideal_bubble, transfer_seconds, simulate, exposed_seconds, peak_memory, bars, points, one_point, nice_step, opening, text_at, line_at, box_at, lines, one_line, name_at, height_of, top_of, steps, outline, numbers, work_of, stage_seconds, edges_of, sent_bytes, gradients_waiting, stage_memory, by_rank, training_step, link_seconds, simulated_microbatches, extended, pipeline_flow, estimated_step, update_seconds, exposed_data_seconds, min_of, forward_pass, prefill_state_bytes, fixed, three_digits, amount, percent, place, log2_of };
+return { all_gather_bytes, reduce_scatter_bytes, all_reduce_bytes, tensor_parallel_bytes, tensor_parallel_forward_bytes, data_parallel_bytes, mixing_gradient_bytes, stored_tokens, stored_bytes, even_cuts, hop_bytes, waiting_bytes, alive, held, visible_pairs_of, pair_flops, pair_flops_of_one, forward_counts, parameter_counts, state_bytes, new_state_bytes, boundary_of_block, kept_leaf_bytes, saved_bytes_of, recomputed_bytes_of, largest_block_bytes, ends_saved_bytes, cache_bytes_of, tone_of, limit_of, limit_text, ranked, with_control, advice, cost_in_words, bars_of, points_of, figure, facts, overhead, best_rows, table_row, table_rows, harmonic_size, matmul_efficiency, operator, compute_seconds, memory_seconds, launch_seconds, operator_seconds, total_seconds, fused, bound, bound_by, tokens_on_rank, pairs_of_work, weights_read, cache_read, mixer_operators, depth_operator, collective_seconds, sublayer_seconds, head_seconds, gpus_of, run_of, sequence_of, work_of_prompts, reach_of, link_of, links_of, refusal, unpacked, copied, place_of, model_of, step_of, states_of, method_row, methods_of, sorted_by, gpipe_order, one_f_one_b_order, interleaved_order, schedule_order, joined, ideal_bubble, transfer_seconds, simulate, exposed_seconds, peak_memory, bars, points, all_points, one_point, nice_step, opening, text_at, line_at, box_at, lines, one_line, name_at, height_of, top_of, steps, outline, numbers, work_of, stage_seconds, edges_of, sent_bytes, gradients_waiting, stage_memory, by_rank, training_step, link_seconds, simulated_microbatches, extended, pipeline_flow, estimated_step, update_seconds, exposed_data_seconds, min_of, forward_pass, prefill_state_bytes, fixed, three_digits, amount, percent, place, log2_of };
 })();

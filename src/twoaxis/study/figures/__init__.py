@@ -8,11 +8,12 @@ from twoaxis.study.figures.audits import audit_name, audits
 from twoaxis.study.figures.budgets import control_curve, speedup
 from twoaxis.study.figures.curves import losses, paired
 from twoaxis.study.figures.differences import contrasts, differences, equal_cost
+from twoaxis.study.figures.labels import readable
 from twoaxis.study.figures.tradeoffs import costs, pareto
 from twoaxis.study.report.text_tables import csv_tables
 from twoaxis.study.report_data import ReportData
 
-__all__ = ["NAMES", "Figure", "study_figures"]
+__all__ = ["NAMES", "Figure", "readable", "study_figures"]
 
 _MAKERS = {
     "differences": (differences, "charged"),
@@ -33,7 +34,7 @@ NAMES = (*_MAKERS, audit_name("*"))
 
 def study_figures(data: ReportData) -> list[Figure]:
     """The figures for which there are results, in the order of the page."""
-    data = data.readable()
+    data = readable(data)
     # Six decimals, so that pages stay small; the files beside a report have all digits.
     tables = {name: re.sub(r"(\.\d{6})\d+", r"\1", text) for name, text in csv_tables(data).items()}
     drawn = [(figure, table) for make, table in _MAKERS.values() if (figure := make(data)) is not None]

@@ -43,9 +43,12 @@ def losses(data: ReportData) -> Figure | None:
         labelled = [line for line in lines if width > NARROW or data.arms[line.arm].role != "companion"]
         return _labelled(data, lines, labelled, width, height, _late(lines, 0.25))
 
+    strokes = {stroke(data, line.arm) for line in lines}
     caption = (
-        "Line: mean over seeds; shaded: range over seeds, for all but companions. Dashed grey: companions, labelled where "
-        "there is room. The first quarter of training may leave the frame."
+        f"Line: mean over seeds; shaded: range over seeds{', for all but companions' if 'thin' in strokes else ''}. "
+        f"{'Dashed grey: companions, labelled where there is room. ' if 'thin' in strokes else ''}"
+        f"{'Dashed: arms whose colour another arm has too. ' if 'broken' in strokes else ''}"
+        "The first quarter of training may leave the frame."
     )
     description = (
         "At the end: " + "; ".join(f"{line.arm} {words.loss(line.last)}" for line in _sorted(lines)) + " nats per token."
@@ -137,7 +140,7 @@ def _labelled(
     data: ReportData, lines: Sequence[Line], labelled: Sequence[Line], width: int, height: int, y_range: tuple[float, float]
 ) -> Any:
     size = 11 if width > NARROW else 9.5
-    color, room = colors(data), int(0.56 * size * max(len(line.arm) for line in labelled)) + 22
+    color, room = colors(data), int(0.6 * size * max(len(line.arm) for line in labelled)) + 22
     inner = width - room - 58
     axis = alt.Axis(format="~s", tickCount=max(3, inner // 110), grid=False)
     x = alt.X("x:Q", title="tokens read", axis=axis, scale=alt.Scale(nice=False))

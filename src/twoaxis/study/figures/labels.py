@@ -1,11 +1,29 @@
-"""How every arm is drawn, and where labels go so that none covers another."""
+"""How every arm is called and drawn, and where labels go so that none covers another."""
 
+import json
 import math
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from twoaxis.display.theme import ARMS, COMPANION, CONTROL
 from twoaxis.study.report_data import ReportData
+
+
+def readable(data: ReportData) -> ReportData:
+    """The same report with the names of generated companions in words, except in the design.
+
+    Example: `deep_delta~short_swa@flops` becomes `deep_delta: short swa, equal FLOPs`.
+    """
+    companions = sorted((name for name in data.arms if "~" in name), key=len, reverse=True)
+    if not companions:
+        return data
+    text = json.dumps(data.replace(design={}).to_data())
+    for name in companions:
+        arm, _, rest = name.partition("~")
+        kind, _, matched = rest.partition("@")
+        equal = {"": "", "flops": ", equal FLOPs", "params": ", equal parameters"}.get(matched, f", equal {matched}")
+        text = text.replace(name, f"{arm or 'every arm'}: {kind.replace('_', ' ')}{equal}")
+    return ReportData.from_data(json.loads(text)).replace(design=data.design)
 
 
 def colors(data: ReportData) -> dict[str, str]:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from twoaxis.display.figures import Figure
 from twoaxis.display.html import details, figure, render, section
+from twoaxis.study.figures import readable
 from twoaxis.study.page.costs import costs
 from twoaxis.study.page.head import design, evidence, header, reproduce, runs
 from twoaxis.study.page.results import companions, cost, inside, result, speedups, training
@@ -14,7 +15,7 @@ __all__ = ["render_page"]
 
 def render_page(data: ReportData, figures: Sequence[Figure]) -> str:
     """Renders the page of a report with its figures."""
-    data, drawn = data.readable(), {figure.name: figure for figure in figures}
+    data, drawn = readable(data), {figure.name: figure for figure in figures}
     first = (("training", "Along training", training(drawn)), ("cost", "Cost and trade-off", cost(data, drawn)))
     folded = (
         ("result", "Every number by arm", result(data)),
