@@ -120,6 +120,9 @@
     tip.style.top = `${event.clientY - tip.offsetHeight - 12 < 8 ? event.clientY + 18 : event.clientY - tip.offsetHeight - 12}px`;
   });
 
+  // Paper shows everything.
+  addEventListener("beforeprint", () => document.querySelectorAll("main details").forEach((one) => { one.open = true; }));
+
   // Browsers keep what was set when a page is loaded once more.
   form.reset();
   if (matchMedia("(max-width: 60rem)").matches) document.querySelector("aside details").open = false;
