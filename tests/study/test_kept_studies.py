@@ -44,6 +44,8 @@ def test_a_kept_page_is_short_and_draws_the_intervals_of_the_verdicts(path: Path
     assert head.count("<figure") == 1 and all(f"<dd>{text}</dd>" in head for text in outlook(report))
     asked = {f"{one.arm} {words.MINUS} {one.against}": one.comparison for one in report.contrasts}
     asked |= {name: found.comparison for name, arm in report.arms.items() if (found := arm.charged.get(report.charge))}
+    ended = [one for one in asked.values() if one and one.verdict in ("better", "worse") and 0.0 in (one.simultaneous or ())]
+    assert ("A bar that ends at zero excludes it" in head) == bool(ended)
     for label, one in asked.items():
         if one is not None:
             assert one.simultaneous and one.ci95

@@ -43,6 +43,8 @@ def differences(data: ReportData) -> Figure | None:
         return alt.vconcat(above, below, spacing=8) if any(row.mean is not None for row in rows) else below
 
     caption = "Left of zero is better. " + _marks(data, data.charge) + _band_in_words(data)
+    if any(row.verdict in ("better", "worse") and 0.0 in (row.low, row.high) for row in every):
+        caption += " A bar that ends at zero excludes it: Holm's correction rejects zero there, Bonferroni's would not."
     title = f"Difference to {data.control} at equal {UNITS[data.charge]}"
     return Figure("differences", title, caption, _describe(every), draw)
 
