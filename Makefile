@@ -12,7 +12,7 @@ STUDY  ?= studies/first.toml
 PIP  = -m pip --disable-pip-version-check install -qq --no-compile
 BIN  = $(VENV)/bin
 # One thread for each of three workers on two cores, since some tests wait; they take neighbours together and so make what these
-# share once. Tests that compile, and those that interpret kernels, need a session without shape checks.
+# share once. Tests that compile need a session without shape checks, and those that interpret kernels one of their own.
 # The processes that tests start read compiled files, whatever the caller's setting is.
 PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q
 CORE = $(VENV)/.core-installed
@@ -30,7 +30,8 @@ study: $(CORE)  ## runs the default study and writes its report
 
 test: $(DEV)  ## runs the whole suite
 	$(PYTEST) -n 3 --dist worksteal
-	$(PYTEST) -n 2 --dist worksteal -m 'compile or interpret'
+	$(PYTEST) -n 2 --dist worksteal -m compile
+	$(PYTEST) -n 2 -m interpret
 
 check: $(DEV)  ## lint, format, types, spelling, import arrows
 	$(BIN)/ruff check .

@@ -76,10 +76,9 @@ def largest_file() -> Callable[[int], AbstractContextManager[None]]:
     return limited
 
 
-def _own_session(config: pytest.Config) -> list[str]:
-    """The markers of the tests that alone run in this session, as of `-m "compile or interpret"`; none where all others run."""
-    named = config.option.markexpr.split(" or ")
-    return named if OWN_SESSIONS.keys() >= set(named) else []
+def _own_session(config: pytest.Config) -> str | None:
+    """The marker of the tests that alone run in this session, if they have one of their own."""
+    return config.option.markexpr if config.option.markexpr in OWN_SESSIONS else None
 
 
 def _may_hold(path: Path, marker: str) -> bool:
@@ -88,17 +87,16 @@ def _may_hold(path: Path, marker: str) -> bool:
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     own = _own_session(config)
-    here = collection_path.is_dir() or any(_may_hold(collection_path, marker) for marker in own)
-    return True if own and not here else None
+    return True if own is not None and collection_path.is_file() and not _may_hold(collection_path, own) else None
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Checks shapes at run time, except in sessions in which something is compiled, which would trace the checks too."""
     config.addinivalue_line("markers", "compile: uses torch.compile, so runs only in a session of its own: -m compile.")
     config.addinivalue_line("markers", "interpret: interprets kernels, so runs only in a session of its own: -m interpret.")
-    if "interpret" in _own_session(config):
+    if _own_session(config) == "interpret":
         os.environ["TRITON_INTERPRET"] = "1"
-    if not _own_session(config):
+    if _own_session(config) is None:
         # Has to come before the first import of these packages, hence no import of twoaxis in this file.
         jaxtyping.jaxtyped = checked_if_of_shapes
         jaxtyping.install_import_hook([f"twoaxis.{name}" for name in CHECKED_PACKAGES], TYPE_CHECKER)
@@ -135,7 +133,7 @@ def pytest_unconfigure() -> None:
 
 
 def pytest_report_header(config: pytest.Config) -> str:
-    if _own_session(config):
+    if _own_session(config) is not None:
         return "shapes are not checked at run time"
     return "shapes are checked at run time; tests that compile or interpret are left out: -m compile, -m interpret"
 
@@ -201,7 +199,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             file, _, test = row.partition("::")
             if test and file in whole_files:
                 raise pytest.UsageError(f"QUARANTINE.md: no test is called {row}; remove the row")
-    if not _own_session(config):
+    if _own_session(config) is None:
         others = {item: marker for item in items for marker in OWN_SESSIONS if item.get_closest_marker(marker)}
         for item, marker in others.items():
             if not _may_hold(item.path, marker):
