@@ -116,4 +116,4 @@ def write(
     """Computes `delta_writes` with kernels."""
     if not torch.is_grad_enabled():
         return tuple(torch.ops.twoaxis.delta_write(list(channels), direction, targets, beta, eps, erases))
-    return _DeltaWrite.apply(direction, targets, beta, eps, erases, *channels)
+    return _DeltaWrite.apply(direction, targets, beta, eps, erases, *launch.distinct(channels))

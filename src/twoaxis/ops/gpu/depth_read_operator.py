@@ -254,5 +254,7 @@ def read(
         given = query, list(sources), torch.stack(list(inverse_rms)), list(early), stream, scale, n_heads, normalised
         return torch.ops.twoaxis.depth_read(*given)[0], tuple(sources) if passes else ()
     flags = len(sources), n_heads, normalised, passes
-    mixed, *passed = _DepthRead.apply(query, stream, scale, *flags, *sources, *inverse_rms, *early)
+    mixed, *passed = _DepthRead.apply(
+        query, stream, scale, *flags, *launch.distinct(sources), *launch.distinct(inverse_rms), *early
+    )
     return mixed, tuple(passed)

@@ -112,6 +112,11 @@ def ready(x: Tensor) -> Tensor:
     return x.clone(memory_format=torch.contiguous_format)
 
 
+def distinct(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    """The tensors; traced, each is a view of its own, since Dynamo refuses a function that is given the same tensor twice."""
+    return [x.view_as(x) for x in tensors] if torch.compiler.is_compiling() else tensors
+
+
 def padded(tensors: Sequence[Tensor], filler: Tensor) -> tuple[Tensor, ...]:
     """Returns the tensors as a tuple of 4, 8, 16, 32 or 64, so that few variants are compiled; the filler is never read."""
     return (*tensors, *(filler for _ in range(max(4, power_of_two(len(tensors))) - len(tensors))))

@@ -164,4 +164,4 @@ def mix(streams: Sequence[Tensor], update: Tensor | None, residual: Tensor | Non
     """Computes `mix_pieces` of whole streams with kernels."""
     if not torch.is_grad_enabled():
         return tuple(torch.ops.twoaxis.mix_streams(list(streams), update, residual, write))
-    return _MixStreams.apply(update, residual, write, *streams)
+    return _MixStreams.apply(update, residual, write, *launch.distinct(streams))

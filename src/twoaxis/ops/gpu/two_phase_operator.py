@@ -186,5 +186,5 @@ def early_reads(
         mixtures, _, log_totals = torch.ops.twoaxis.early_read(*given)
         return tuple(mixtures), log_totals, tuple(sources) if passes else ()
     Q, n = len(queries), len(sources)
-    found = _EarlyReads.apply(queries, n, n_heads, passes, *sources, *inverse_rms)
+    found = _EarlyReads.apply(queries, n, n_heads, passes, *launch.distinct(sources), *launch.distinct(inverse_rms))
     return found[:Q], found[Q], found[Q + 1 :]
