@@ -67,7 +67,7 @@ CASES: dict[str, dict[str, Any]] = {
     "local mixers": {"blocks": [LOCAL_MIXERS], "embedding_local": {"kind": "smear", "gate_channels": 4}},
     "three views": {"depth": "deep_cross_attention", "blocks": [BLOCK], "tie_embeddings": False},
 }
-WAYS: dict[str, dict[str, bool]] = {"whole rows": {}, "documents": {"documents": True}, "recompute": {"recompute": True}}
+WAYS: dict[str, dict[str, bool]] = {"whole rows": {}, "recomputed documents": {"documents": True, "recompute": True}}
 SEQUENCES: tuple[SequenceSharding, ...] = ("none", "tensor")
 
 

@@ -19,10 +19,8 @@ if importlib.util.find_spec("triton") is None:
 @pytest.mark.parametrize(
     "depth",
     [
-        "attention_residuals",
         {"kind": "attention_residuals", "schedule": "two_phase", "block_size": 2},
         {"kind": "deep_delta", "value_channels": 4, "compressor": "channel"},
-        "hyper_connections",
         "mhc",
     ],
     ids=str,
