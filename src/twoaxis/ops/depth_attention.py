@@ -12,6 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from twoaxis.core.errors import ConfigError
+from twoaxis.ops.mix import sum_of_products
 from twoaxis.ops.precision import outside_autocast, statistics_dtype
 
 Source = Float[Tensor, "B T H K"]
@@ -89,8 +90,6 @@ def _for(q: Tensor, source: Tensor) -> Tensor:
 
 
 def _mixed(scores: Tensor, values: Sequence[Tensor]) -> Tensor:
-    first, *others = torch.softmax(scores, dim=0).unsqueeze(-1).unbind()
-    total = first * _for(first, values[0])
-    for weight, v in zip(others, values[1:], strict=True):
-        total = torch.addcmul(total, weight, _for(weight, v))
+    weights = torch.softmax(scores, dim=0).unsqueeze(-1).unbind()
+    total = sum_of_products(weights, (_for(weights[0], v) for v in values))
     return total.to(values[0].dtype)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from twoaxis.core.errors import ConfigError
 from twoaxis.ops.gpu import depth_read_operator, norm_operator
-from twoaxis.ops.mix import by_head, head_sums, spread
+from twoaxis.ops.mix import by_head, head_sums, spread, sum_of_products
 from twoaxis.ops.norm import inverse_rms as rms_factor
 from twoaxis.ops.precision import Impl, outside_autocast, runs_plain, statistics_dtype
 
@@ -206,10 +206,8 @@ def softmax_mix(values: Sequence[Float[Tensor, "B T D"]], logits: Float[Tensor, 
 
 def weighted_sum(values: Sequence[Float[Tensor, "B T D"]], weights: Float[Tensor, "S B T H"]) -> Float[Tensor, "B T D"]:
     """Sums the values times their weights, per head, in the precision of the weights."""
-    first, *others = weights.unbind()
-    total = spread(first) * by_head(values[0], weights.shape[-1])
-    for weight, v in zip(others, values[1:], strict=True):
-        total = torch.addcmul(total, spread(weight), by_head(v, weights.shape[-1]))
+    n_heads = weights.shape[-1]
+    total = sum_of_products(map(spread, weights.unbind()), (by_head(v, n_heads) for v in values))
     return total.reshape(values[0].shape)
 
 

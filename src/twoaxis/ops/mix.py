@@ -6,7 +6,7 @@ copy.
 Letters: B batch, T position, D width, H heads, S depth sources, C ways (results).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from jaxtyping import Float
@@ -30,6 +30,15 @@ def spread(weight: Tensor) -> Tensor:
 def head_sums(x: Tensor, n_heads: int) -> Tensor:
     """Returns the sum over each head: [* H]."""
     return x.sum(-1, keepdim=True) if n_heads == 1 else by_head(x, n_heads).sum(-1)
+
+
+def sum_of_products(weights: Iterable[Tensor], values: Iterable[Tensor]) -> Tensor:
+    """Adds up values times weights of matching axes one after the other, so that no product is kept beside the sum."""
+    (weight, value), *others = zip(weights, values, strict=True)
+    total = weight * value
+    for weight, value in others:
+        total = torch.addcmul(total, weight, value)
+    return total
 
 
 @outside_autocast
