@@ -20,10 +20,11 @@ ARGUMENTS = (
     "--disable-sync",
 )
 
-needs_browser = pytest.mark.skipif(
-    BROWSER is None or importlib.util.find_spec("playwright") is None,
-    reason="needs the package playwright and a browser called chromium or google-chrome",
-)
+
+def skip_without_browser() -> None:
+    """Skips the whole file that calls it, where there is no browser to look through."""
+    if BROWSER is None or importlib.util.find_spec("playwright") is None:
+        pytest.skip("needs the package playwright and a browser called chromium or google-chrome", allow_module_level=True)
 
 
 @contextmanager

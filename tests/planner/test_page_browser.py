@@ -14,12 +14,12 @@ from twoaxis.planner.formulas.page_content import advice, best_rows, facts, figu
 from twoaxis.planner.formulas.rows import method_row, methods_of, refusal, step_of, unpacked
 from twoaxis.planner.page.document import FIGURES, WIDTHS
 
-from ..browsing import Seen, launched_browser, looking, needs_browser
+from ..browsing import Seen, launched_browser, looking, skip_without_browser
 from .page_example import numbers_of, page_tables, page_text, setting, some_choice
 
 READY = "html[data-state=ready]"
 
-pytestmark = needs_browser
+skip_without_browser()
 
 
 @pytest.fixture(scope="module")

@@ -8,10 +8,10 @@ import pytest
 
 from twoaxis.display import numbers as words
 
-from ..browsing import Seen, launched_browser, looking, needs_browser
+from ..browsing import Seen, launched_browser, looking, skip_without_browser
 from .report_example import example, example_figures, example_page
 
-pytestmark = needs_browser
+skip_without_browser()
 
 
 @pytest.fixture(scope="module")
