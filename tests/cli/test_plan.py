@@ -178,6 +178,7 @@ def test_bad_files_are_one_line(study: str, tmp_path: Path, capsys: Any) -> None
     files = {
         "list.json": ("[1]", "must hold a table of keys and values"),
         "broken.json": ("{", "is not json"),
+        "twice.json": ('{"hidden_size": 64, "hidden_size": 128}', "is not json (key 'hidden_size' has two values)"),
         "config.json": ('{"model_type": "mamba"}', "mamba"),
         "missing.json": ('{"model_type": "llama", "hidden_size": 64}', "missing"),
         "nothing.toml": ("x = 1\n", "must hold a Hugging Face config"),

@@ -105,7 +105,7 @@ def json_value(content: str | bytes) -> Any:
     """Reads JSON that may be damaged.
 
     Raises:
-        ValueError: no JSON in UTF-8, nesting that is too deep, or an escape of half of a surrogate pair.
+        ValueError: no JSON in UTF-8, nesting that is too deep, an escape of half of a surrogate pair, or a key with two values.
 
     Example:
         >>> json_value(b'{"step": 3}')
@@ -113,9 +113,19 @@ def json_value(content: str | bytes) -> Any:
     """
     text = content if isinstance(content, str) else content.decode("utf-8-sig")
     try:
-        value = json.loads(text)
+        value = json.loads(text, object_pairs_hook=_with_one_value_each)
     except RecursionError:
         raise ValueError("nested too deeply") from None
     if _SURROGATE.search(text) and _SURROGATE.search(json.dumps(value, ensure_ascii=False)):
         raise ValueError("half of a surrogate pair")
     return value
+
+
+def _with_one_value_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The table of these pairs; else the last value of a key would count, and the others would be dropped without a word."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        for key, value in pairs:
+            if json.dumps(value) != json.dumps(found[key]):
+                raise ValueError(f"key {key!r} has two values")
+    return found
