@@ -13,12 +13,17 @@ AGGREGATION = frozenset(
         "delta_attention_residuals",
         "denseformer",
         "depth_attention",
+        "depth_value_mixing",
         "elc_bert",
+        "lime",
+        "mixture_of_depths_attention",
         "muddformer",
         "vertical_attention",
     }
 )
-"""Depth mixers that read earlier states or outputs by learned weights."""
+"""Depth mixers that read earlier states, outputs, keys or values by learned weights."""
+
+COMPLETED = " Three more methods became arms on 2026-12-01, before a study had them."
 
 EQUAL = 0.02
 """Largest relative difference of equal costs."""
@@ -129,7 +134,7 @@ CLAIMS = (
         tested=f"{STUDIED} Arms: {', '.join(sorted(AGGREGATION))}. Rival: the plain residual stream with the same sublayers. "
         "Two learned scalars are reported too and decide nothing.",
         compute=partial(decide, AGGREGATES),
-        rule=RULE + SOME + FIXED,
+        rule=RULE + SOME + FIXED + COMPLETED,
     ),
     Claim(
         number=14,
@@ -160,7 +165,7 @@ CLAIMS = (
         tested=f"{STUDIED} Arms: short_swa as a sublayer on the plain residual stream. Rivals: every depth mixer of claim 13 "
         "at FLOPs within 2 %. Deep Delta Learning is no rival: the paper recommends it for another purpose.",
         compute=partial(decide, PLACED),
-        rule=RULE + EVERY + FIXED,
+        rule=RULE + EVERY + FIXED + COMPLETED,
     ),
     Claim(
         number=17,
