@@ -172,7 +172,9 @@ def test_a_type_checker_sees_the_class_that_keywords_build() -> None:
 def test_a_mixer_without_a_method_that_it_needs_is_refused_where_it_is_defined() -> None:
     """Catches an error at the first model, which asks to report it as one of ours."""
     with pytest.raises(ConfigError, match=r"^mixer Unfinished has no write; define it in that class$"):
-        type(Residual)("Unfinished", (twoaxis.depth.DepthMixer,), {}, config=ResidualConfig)
+
+        class Unfinished(twoaxis.depth.DepthMixer, config=ResidualConfig):
+            pass
 
 
 class TooFewConfig(ResidualConfig):
