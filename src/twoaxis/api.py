@@ -92,7 +92,7 @@ def with_tokenizer(source: Path, model: "Decoder", tokenizer: "Tokenizer | None"
         CheckpointError: there is none.
     """
     if tokenizer is None:
-        remedy = "save the tokenizer there; the model alone is read by twoaxis.load"
+        remedy = f"call tokenizer.save_pretrained({str(source)!r}) in transformers; the model alone is read by twoaxis.load"
         raise CheckpointError(f"{source}: has no tokenizer.json: must have one to go on with; {remedy}")
     return Loaded(model, tokenizer, ends=end_tokens(source, tokenizer))
 

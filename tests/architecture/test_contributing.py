@@ -11,6 +11,8 @@ import torch
 from twoaxis import Decoder, DecoderConfig
 from twoaxis.core.parameters import declarations
 from twoaxis.core.registry import Row
+from twoaxis.study import StudyConfig
+from twoaxis.study.design import overlay
 from twoaxis.testing import depth_checks, run_checks
 
 from ..scripts import load_script
@@ -52,7 +54,9 @@ def test_example_mixer_runs_in_a_decoder(example: ModuleType) -> None:
 
 
 def test_its_package_gives_the_row(root: Path, example: ModuleType) -> None:
-    (package,) = (tomllib.loads(text) for text in blocks(root, "toml"))
+    package, study = (tomllib.loads(text) for text in blocks(root, "toml"))
+    assert study["arms"] == {"residual": {}, "rezero": {"model": {"depth": example.ROW.kind}}}
+    StudyConfig.from_data(overlay(study, {"arms": {"rezero": {"model": {"depth": "deep_delta"}}}}))
     (entry,) = package["project"]["entry-points"]["twoaxis.depth"].items()
     assert entry == (example.ROW.kind, "rezero:ROW") and package["tool"]["setuptools"]["py-modules"] == ["rezero"]
     assert isinstance(example.ROW, Row)

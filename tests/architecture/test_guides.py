@@ -79,7 +79,7 @@ def test_guides_show_verbs_that_exist() -> None:
 def test_excerpts_are_in_the_examples() -> None:
     sources = "".join((ROOT / "examples" / "drop_in" / name).read_text(encoding="utf-8") for name in ("nanogpt.py", "llama.py"))
     excerpts = re.findall(r"```python\n(.*?)```", (DOCS / "drop_in.md").read_text(encoding="utf-8"), re.DOTALL)
-    assert len(excerpts) == 3 and all(excerpt in sources for excerpt in excerpts)
+    assert len(excerpts) == 6 and all(excerpt in sources for excerpt in excerpts)
 
 
 def test_links_of_pages_lead_to_files() -> None:

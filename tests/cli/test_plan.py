@@ -138,7 +138,7 @@ def test_a_study_is_still_a_study(study: str, capsys: Any) -> None:
     ("words", "expected"),
     [
         (["--goal", "short"], "goal='short': must be one of shortcut, local-mixing, both; did you mean 'shortcut'?"),
-        (["--hardware", "h10"], "unknown device 'h10'; did you mean 'h100'?"),
+        (["--hardware", "h10"], "unknown device 'h10' (of your own: a path that ends in .toml or .json); did you mean 'h100'?"),
         (["--budget-memory", "70"], "budget-memory='70': has no unit; write for example 70GB or 64GiB"),
         (["--budget-memory", "20ms"], "budget-memory='20ms': 'ms' is a unit of time"),
         (["--budget-memory", "70gb"], "did you mean 'GB'?"),

@@ -15,7 +15,16 @@ import twoaxis.local
 import twoaxis.sequence
 from twoaxis import DEPTH, FEED_FORWARD, LOCAL, SEQUENCE, ConfigError, TokenLayout
 from twoaxis.core.registry import Row
-from twoaxis.depth import MHC, AttentionResiduals, DeepDelta, DeepDeltaConfig, Residual, ResidualConfig, ValueResidual
+from twoaxis.depth import (
+    MHC,
+    AttentionResiduals,
+    DeepDelta,
+    DeepDeltaConfig,
+    DepthAxis,
+    Residual,
+    ResidualConfig,
+    ValueResidual,
+)
 from twoaxis.local import Canon
 from twoaxis.sequence import ShortConv, ShortSWA, ShortSWAConfig
 
@@ -158,3 +167,30 @@ def test_a_type_checker_sees_the_class_that_keywords_build() -> None:
     # `make check` reads this too. Any remains, since a configuration may build a variant of another class.
     assert assert_type(DeepDelta(d_model=D), DeepDelta | Any).compress is None
     assert assert_type(ShortSWA(d_model=D, n_heads=2), ShortSWA | Any) is not None
+
+
+def test_a_mixer_without_a_method_that_it_needs_is_refused_where_it_is_defined() -> None:
+    """Catches an error at the first model, which asks to report it as one of ours."""
+    with pytest.raises(ConfigError, match=r"^mixer Unfinished has no write; define it in that class$"):
+
+        class Unfinished(twoaxis.depth.DepthMixer, config=ResidualConfig):
+            pass
+
+
+class TooFewConfig(ResidualConfig):
+    kind: Any = "too_few"
+
+    def build(self, stack: Any) -> Any:
+        mixers, ends = super().build(stack)
+        return mixers[1:], ends
+
+
+@pytest.mark.parametrize(
+    "use", [lambda c: twoaxis.Decoder(dict(vocab_size=5, d_model=8, n_layers=1, depth=c)), lambda c: DepthAxis(c, 8, 1)]
+)
+def test_mixers_of_another_package_are_as_many_as_sublayers(use: Any) -> None:
+    message = (
+        r"^depth mixer 'too_few': mixers from build=1: must be 2, one for each sublayer; build one for each of stack.sites$"
+    )
+    with pytest.raises(ConfigError, match=message):
+        use(TooFewConfig())

@@ -172,7 +172,10 @@ class Careless(DeclaredModule):
 @pytest.mark.parametrize(
     ("extra", "message"),
     [
-        (True, r"^parameter '0.extra' declares no initial value and no tag; add it with DeclaredModule.parameter$"),
+        (
+            True,
+            r"^parameter '0.extra' declares no initial value and no tag; create it with self.parameter, which asks for both$",
+        ),
         (False, r"^parameter '0.known' is declared but does not exist; assign it to the attribute of its name$"),
     ],
 )

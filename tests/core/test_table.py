@@ -1,3 +1,4 @@
+from abc import ABC, abstractmethod
 from typing import Literal
 
 import pytest
@@ -149,3 +150,21 @@ def test_parse_accepts_every_form() -> None:
     assert table.parse(config) is config
     assert table.parse("plain") == Plain()
     assert table.parse({"kind": "plain", "width": 3}) == config
+
+
+class Unfinished(Mixer, ABC):
+    kind: Literal["unfinished"] = "unfinished"  # type: ignore[assignment]
+
+    @property
+    @abstractmethod
+    def design(self) -> str: ...
+
+
+def test_a_row_of_another_package_whose_configuration_is_unfinished_names_what_is_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Catches an error at the first use of the row, which asks to report it as one of ours."""
+    monkeypatch.setattr(module, "entry_points", lambda group: [Entry(Row(Unfinished, "unfinished", {"default": {}}))])
+    message = r"^mixer 'some' of another package, package:row: Unfinished has no design; define it there$"
+    with pytest.raises(ConfigError, match=message):
+        list(make())

@@ -10,7 +10,7 @@ from torch import nn
 
 from twoaxis import DEPTH, ConfigError, Decoder, DecoderConfig, TokenLayout, initialise_parts
 from twoaxis.core.parameters import DeclaredModule
-from twoaxis.depth import AttentionResidualsConfig, DeepDelta, DeepDeltaConfig, DepthAxis
+from twoaxis.depth import MHC, AttentionResiduals, AttentionResidualsConfig, DeepDelta, DeepDeltaConfig, DepthAxis, MUDDFormer
 from twoaxis.sequence import ShortSWA, ShortSWAConfig
 
 from ..scripts import ROOT, load_script
@@ -34,11 +34,11 @@ def build(example: ModuleType, name: str) -> nn.Module:
     torch.manual_seed(0)
     makes = {
         "plain": example.GPT,
-        "deep_delta": lambda: example.GPT(example.DeepDeltaBlock),
+        "deep_delta": lambda config: example.GPT(config, example.DeepDeltaBlock),
         "attention_residuals": example.AttentionResidualsGPT,
-        "short_swa": lambda: example.GPT(example.ShortSWABlock),
+        "short_swa": lambda config: example.GPT(config, example.ShortSWABlock),
     }
-    return makes[name]()
+    return makes[name](example.GPTConfig())
 
 
 @pytest.mark.parametrize(("name", "same"), [("attention_residuals", True), ("short_swa", True), ("deep_delta", False)])
@@ -141,9 +141,19 @@ def test_a_state_that_skipped_sublayers_is_refused() -> None:
                 run(*blocks)
 
 
+@pytest.mark.parametrize("make", [AttentionResiduals, MHC, MUDDFormer])
+def test_hidden_states_are_no_state_of_a_mixer_that_keeps_more(make: Any) -> None:
+    """Catches errors of tuples and shapes deep inside, where a stranger puts such a mixer in the place of one shortcut."""
+    row, x = make.config_class().kind, torch.randn(2, 3, 8)
+    for mixer in (make(d_model=8), DepthAxis(row, 8, 2).mixers[0]):
+        message = f"^state of {make.__name__}='a tensor': must be what `enter` of a DepthAxis returns, .*; make a DepthAxis"
+        with pytest.raises(ConfigError, match=message):
+            mixer(x, nn.Identity(), nn.Identity())
+
+
 def test_what_only_our_decoder_can_use_is_refused() -> None:
     for kind in sorted(IN_A_DECODER):
-        with pytest.raises(ConfigError, match=kind):
+        with pytest.raises(ConfigError, match=f"{kind}.*must be used in a Decoder|use it in a Decoder"):
             DepthAxis(DEPTH.parse(kind), 8, 2)
     with pytest.raises(ConfigError, match="takes more than the update of a sublayer: must be used in a Decoder"):
         DepthAxis(AttentionResidualsConfig(key_rank=2), 8, 2)

@@ -143,7 +143,7 @@ def test_caches_stand_in_order() -> None:
 
 
 def test_an_unknown_device_and_files_that_are_none(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"^unknown device 'h10'; did you mean 'h100'\?"):
+    with pytest.raises(ConfigError, match=r"^unknown device 'h10' \(of your own: a path .*\); did you mean 'h100'\?$"):
         read_device("h10")
     with pytest.raises(ConfigError, match=r"device .*none\.toml: cannot be read"):
         read_device(tmp_path / "none.toml")

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from twoaxis import CheckpointError, ConfigError, DataError, Decoder
+from twoaxis import CheckpointError, ConfigError, DataError, Decoder, StudyError
 from twoaxis.audit import audit_run
 from twoaxis.data.corpus import Corpus, TextConfig
 from twoaxis.data.tokenizer.subword import train_bpe
+from twoaxis.study import read_study
 from twoaxis.train import (
     Progress,
     Result,
@@ -226,6 +227,16 @@ def test_a_recipe_is_read_from_toml_and_from_the_folder(recipe: Recipe, tmp_path
     (tmp_path / "bad.toml").write_text("steps = ")
     with pytest.raises(ConfigError, match=r"bad.toml: is not toml \(Invalid value"):
         read_recipe(tmp_path / "bad.toml")
+
+
+def test_recipes_and_studies_are_not_taken_for_each_other(tmp_path: Path) -> None:
+    """Catches messages about the keys that are missing, of which none is meant."""
+    (tmp_path / "r.toml").write_text("[model]\nd_model = 16\n")
+    (tmp_path / "s.toml").write_text('[arms.a]\nmodel.depth = "residual"\n')
+    with pytest.raises(ConfigError, match=r"s.toml is a study: must be a recipe; run it with `twoaxis study .*s.toml`$"):
+        read_recipe(tmp_path / "s.toml")
+    with pytest.raises(StudyError, match=r"r.toml is a recipe: must be a study; run it with `twoaxis train .*r.toml`, or make"):
+        read_study(tmp_path / "r.toml")
 
 
 @pytest.mark.parametrize("name", ["config", "result"])

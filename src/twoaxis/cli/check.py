@@ -42,7 +42,7 @@ def check(
 
     A module of another library is checked through an adapter, a small subclass of `ForeignDepth` or `ForeignSequence` of
     `twoaxis.testing`; FILE.py checks all adapters in it. A check that an adapter cannot support is marked --, with the reason.
-    The file is run as a program. examples/conformance has adapters of two libraries.
+    The file is run as a program. examples/conformance has adapters of three libraries.
 
     Example: twoaxis check depth deep_delta --quick
     """

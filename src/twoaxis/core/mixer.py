@@ -45,8 +45,12 @@ class MixerType(ABCMeta):
         """Makes a class of mixers."""
         return super().__new__(mcs, name, bases, {**namespace, "config_class": config}, **kwargs)
 
-    def __init__(cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **_: Any) -> None:
+    def __init__(
+        cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], config: type[Config] | None = None, **_: Any
+    ) -> None:
         super().__init__(name, bases, namespace)
+        if config is not None and cls.__abstractmethods__:
+            raise ConfigError(f"mixer {name} has no {', '.join(sorted(cls.__abstractmethods__))}; define it in that class")
 
     # Any in the first: for T alone, a type checker also checks the keywords against the constructor of T.
     @overload

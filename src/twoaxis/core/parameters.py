@@ -262,7 +262,9 @@ def declarations(model: nn.Module) -> Iterator[tuple[str, nn.Parameter, Declarat
         raise ConfigError(f"parameter {min(missing)!r} is declared but does not exist; assign it to the attribute of its name")
     for name, parameter in model.named_parameters():
         if name not in found:
-            raise ConfigError(f"parameter {name!r} declares no initial value and no tag; add it with DeclaredModule.parameter")
+            raise ConfigError(
+                f"parameter {name!r} declares no initial value and no tag; create it with self.parameter, which asks for both"
+            )
         yield name, parameter, found[name]
 
 

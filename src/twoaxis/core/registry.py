@@ -199,9 +199,12 @@ class Table(Generic[C]):
             raise
 
     def _loaded(self, entry: EntryPoint) -> Row[C]:
+        what = f"{self.what} {entry.name!r} of another package, {entry.value}"
         try:
-            row: Row[C] | Callable[[], Row[C]] = entry.load()
-            return row if isinstance(row, Row) else row()
+            loaded: Row[C] | Callable[[], Row[C]] = entry.load()
+            row = loaded if isinstance(loaded, Row) else loaded()
         except Exception as error:
-            what = f"{self.what} {entry.name!r} of another package, {entry.value}"
             raise ConfigError(f"{what}: cannot be loaded ({error!r}); repair that package or uninstall it") from error
+        if missing := getattr(row.config, "__abstractmethods__", ()):
+            raise ConfigError(f"{what}: {row.config.__name__} has no {', '.join(sorted(missing))}; define it there")
+        return row

@@ -13,7 +13,16 @@ from torch import Tensor, nn
 from twoaxis.core.measure import tensors
 from twoaxis.core.mixer import uniform_stack
 from twoaxis.core.position import LayerStack
-from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer, State, build_outside, check_state, outside_decoder
+from twoaxis.depth.base import (
+    DepthConfig,
+    DepthEnds,
+    DepthMixer,
+    State,
+    build_outside,
+    build_stack,
+    check_state,
+    outside_decoder,
+)
 
 
 class DepthAxis(nn.Module):
@@ -92,7 +101,7 @@ class DepthAxis(nn.Module):
 def _state_lengths(config: DepthConfig, stack: LayerStack) -> list[int]:
     """Counts the tensors in the state before every sublayer and after the last, in one pass on the meta device."""
     with torch.device("meta"):
-        mixers, ends = config.build(stack)
+        mixers, ends = build_stack(config, stack)
         states = [ends.enter(torch.empty(1, 1, stack.d_model))[0]]
         for mixer in mixers:
             views, carry, _ = mixer.read(states[-1])

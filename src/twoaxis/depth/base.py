@@ -180,9 +180,11 @@ class DepthMixer(Mixer):
         mixes_heads: whether `mix_heads` is called, between the projections of the sublayer and its attention if it has heads.
         entering_tensors: tensors of the state that enters here, where a `DepthAxis` has counted them.
         norm_scale: outside of a decoder, the factor on the norm before the sublayer; None if it reads without one.
+        enters_stream: outside of a decoder, whether the state begins as the embeddings, so that no `enter` is needed.
     """
 
     mixes_heads: bool = False
+    enters_stream: bool = True
     entering_tensors: int | None = None
     norm_scale: float | None = 1.0
 
@@ -209,7 +211,8 @@ class DepthMixer(Mixer):
             sublayer: computes the update [B T D] from the context.
 
         Raises:
-            ConfigError: a mixer that works inside attention, which needs our decoder; a state of another position.
+            ConfigError: a mixer that works inside attention, which needs our decoder; hidden states where the mixer keeps more
+                than the stream, and a state of another position.
 
         Example:
             >>> import torch
@@ -221,6 +224,10 @@ class DepthMixer(Mixer):
         if self.mixes_heads:
             name = type(self).__name__
             raise ConfigError(f"{name} mixes the heads inside attention: must be used in a Decoder; choose another mixer")
+        if isinstance(state, Tensor) and not self.enters_stream:
+            allowed = "what `enter` of a DepthAxis returns, since this mixer keeps more than the stream"
+            remedy = "make a DepthAxis of this kind, and call its mixers between `enter` and `leave`"
+            raise ConfigError(problem(f"state of {type(self).__name__}", "a tensor", allowed, remedy))
         check_state(state, self.entering_tensors)
         views, carry, _ = self.read(state)
         context = views if self.norm_scale is None else norm(views)
@@ -310,11 +317,26 @@ def outside_decoder(config: DepthConfig, stack: LayerStack) -> LayerStack:
     return stack
 
 
+def build_stack(config: DepthConfig, stack: LayerStack) -> "tuple[Sequence[DepthMixer], DepthEnds]":
+    """Builds the mixers of a prepared stack and its ends.
+
+    Raises:
+        ConfigError: a mixer of another package that builds too few or too many.
+    """
+    mixers, ends = config.build(stack)
+    if len(mixers) != len(stack.sites):
+        what = f"depth mixer {config.kind!r}: mixers from build"
+        allowed = f"{len(stack.sites)}, one for each sublayer"
+        raise ConfigError(problem(what, len(mixers), allowed, "build one for each of stack.sites"))
+    return mixers, ends
+
+
 def build_outside(config: DepthConfig, stack: LayerStack) -> "tuple[Sequence[DepthMixer], DepthEnds]":
     """Builds the mixers of a prepared stack, which tell how their sublayers are normalised, and its ends."""
-    mixers, ends = config.build(stack)
+    mixers, ends = build_stack(config, stack)
     for mixer, site in zip(mixers, stack.sites, strict=True):
         mixer.norm_scale = None if site.slot.norm == "none" else site.slot.norm_scale
+        mixer.enters_stream = isinstance(ends, StreamEnds)
     return mixers, ends
 
 

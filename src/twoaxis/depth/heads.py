@@ -38,8 +38,12 @@ def check_chains(stack: LayerStack, mixer: str) -> None:
         ConfigError: no sublayer with heads, or kv-heads of different widths in one chain.
     """
     firsts = chains(stack)
+    if not firsts and not stack.slots:
+        raise ConfigError(
+            f"depth mixer {mixer!r} works on the heads of attention: must be used in a Decoder; choose another mixer"
+        )
     if not firsts:
-        kinds = sorted({slot.kind for slot in stack.slots}) or "unknown sublayers"
+        kinds = sorted({slot.kind for slot in stack.slots})
         raise ConfigError(problem("blocks", kinds, "with a sublayer that has heads", f"add 'attention', or drop {mixer!r}"))
     for slot in stack.slots:
         if slot.heads is None:

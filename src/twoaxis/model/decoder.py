@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from twoaxis.core.errors import ConfigError, DataError, problem
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.parameters import DeclaredModule, Normal, initialise, materialize, matrix_std
+from twoaxis.depth.base import build_stack
 from twoaxis.local.places import mix_locally
 from twoaxis.model.block import Block, RMSNorm, run_blocks
 from twoaxis.model.cache import DecoderCache
@@ -100,7 +101,7 @@ class Decoder(DeclaredModule):
         stack, local = config.stack, config.embedding_local
         self.embedding_norm = RMSNorm(config.d_model, stack.norm_eps) if config.embedding_norm == "rms" else None
         self.embedding_local = local and local.build(config.d_model, stack.sites[0])
-        mixers, ends = config.depth.build(stack)
+        mixers, ends = build_stack(config.depth, stack)
         stops = list(accumulate(stack.block_lengths, initial=0))
         self.blocks = nn.ModuleList(
             self.block_class(config.depth, mixers[start:stop], block, stack.sites[start:stop])

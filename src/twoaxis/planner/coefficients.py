@@ -12,6 +12,7 @@ import torch
 
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.position import SublayerPosition
+from twoaxis.depth.base import build_stack
 from twoaxis.ledger.lines import depth_lines, part_lines
 from twoaxis.model.cost import behind_embedding_cost, factor_cost, norm_cost, norms_before
 from twoaxis.planner.model.part import Part, count_matrices
@@ -127,7 +128,7 @@ def _depth_matrices(model: ModelShape) -> list[int]:
     if model.optimizer != "muon":
         return [0] * (stack.n_sublayers + 1)
     with torch.device("meta"):
-        mixers, ends = model.depth.build(stack)
+        mixers, ends = build_stack(model.depth, stack)
         behind = local and local.build(model.d_model, stack.sites[0])
     *of_mixers, of_ends = (count_matrices(module) for module in (*mixers, ends))
     return [*of_mixers, of_ends + (0 if behind is None else count_matrices(behind))]

@@ -177,6 +177,8 @@ def read_recipe(path: Path, overrides: Sequence[str] = ()) -> TrainConfig:
         ConfigError: the file cannot be read, is not TOML or JSON, or does not hold a recipe.
     """
     data = read_config_file(path, "recipe")
+    if "arms" in data:
+        raise ConfigError(f"{path} is a study: must be a recipe; run it with `twoaxis study {path}`")
     if is_record(path):
         # Before the overrides, so that a mixer that they name has today's defaults.
         data = TrainConfig.from_record(data).to_data()

@@ -121,7 +121,7 @@ def test_a_tokenizer_may_be_elsewhere(tmp_path, capsys):
     assert main(["import", str(alone), "--tokenizer", "bytes", "--out", str(tmp_path / "bytes")]) == 0
     assert isinstance(load(tmp_path / "bytes").tokenizer, ByteTokenizer)
     assert main(["generate", str(alone), "--prompt", "a"]) == 2
-    assert "has no tokenizer.json: must have one to go on with; save the tokenizer there; the model" in capsys.readouterr().err
+    assert "has no tokenizer.json: must have one to go on with; call tokenizer.save_pretrained(" in capsys.readouterr().err
 
 
 def test_shards_of_fsdp_are_refused_with_what_to_do(tmp_path):

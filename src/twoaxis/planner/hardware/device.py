@@ -257,8 +257,8 @@ def read_device(name_or_path: str | Path) -> Device:
     """
     if isinstance(name_or_path, str) and not re.search(r"[/\\]|\.(toml|json)$", name_or_path):
         if name_or_path not in shipped_devices():
-            remedy = f"{nearest(name_or_path, shipped_devices())} A file of your own needs its path, ending in .toml"
-            raise ConfigError(f"unknown device {name_or_path!r}; {remedy}")
+            remedy = nearest(name_or_path, shipped_devices())
+            raise ConfigError(f"unknown device {name_or_path!r} (of your own: a path that ends in .toml or .json); {remedy}")
         path = SHIPPED / f"{name_or_path}.toml"
     else:
         path = Path(name_or_path)

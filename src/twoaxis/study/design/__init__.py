@@ -277,6 +277,10 @@ def read_study(path: Path | str, overrides: Sequence[str] = ()) -> StudyConfig:
     """
     path = Path(path)
     data = read_config_file(path, "study", StudyError)
+    if "model" in data and "arms" not in data:
+        raise StudyError(
+            f"{path} is a recipe: must be a study; run it with `twoaxis train {path}`, or make it the base of a study"
+        )
     if isinstance(data.get("base"), str):
         # Read here, so that overrides reach into it.
         data["base"] = read_config_file(path.parent / data["base"], "base recipe", StudyError)
