@@ -121,7 +121,6 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 def pytest_collection_finish() -> None:
     """Leaves what collection has made out of all later searches for garbage, and makes these rarer; it lives on."""
-    gc.collect()
     gc.freeze()
     gc.set_threshold(100_000, 50, 50)
     gc.enable()

@@ -27,17 +27,23 @@ def load_script(path: Path) -> ModuleType:
 
 
 PAGES = """import json
+from contextlib import redirect_stdout
+from io import StringIO
 from build import claims_page, design_page
 from planner.published.page import published, published_page
+from twoaxis.cli import main
 
+with redirect_stdout(StringIO()) as listed:
+    assert main(["list", "--design", "--json"]) == 0
 rows = [(row.holds, row.why) for paper in published() for row in paper.rows]
 pages = {"design": design_page(), "claims": claims_page(), "published": published_page("published.svg")}
-print(json.dumps({**pages, "rows": rows, "remarks": [paper.remarks for paper in published()]}))
+pages |= {"list --design --json": listed.getvalue(), "rows": rows, "remarks": [paper.remarks for paper in published()]}
+print(json.dumps(pages))
 """
 
 
 def computed_pages(temporary: pytest.TempPathFactory) -> dict[str, Any]:
-    """The pages of methods, claims and published numbers as computed now, with the rows and remarks of the last.
+    """The pages of methods, claims and published numbers as computed now, and what they are made of.
 
     One process makes them for all tests, without run-time types, which take far longer.
     """

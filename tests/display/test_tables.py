@@ -11,6 +11,8 @@ from twoaxis.cli import main
 from twoaxis.display import numbers as words
 from twoaxis.display.tables import line_width, print_table
 
+from ..scripts import computed_pages
+
 NAMES = ("method", "what it does", "step", "memory", "change")
 ROWS = [
     ("plain-residual", "adds 12.5 MB of every update to one stream", "12.34 ms", "1,234.5 MB", "+0.0 %"),
@@ -102,7 +104,6 @@ def strange(data: Any, place: str = "") -> list[str]:
     "words",
     [
         ["list"],
-        ["list", "--design"],
         ["show", "deep_delta"],
         ["show", "canon"],
         ["plan", "small.toml", "--gpus", "1", "--goal", "local-mixing"],
@@ -117,6 +118,10 @@ def test_json_has_snake_case_keys_and_numbers_as_numbers(
     monkeypatch.chdir(tmp_path)
     assert main([*words, "--json"]) == 0
     assert strange(json.loads(capsys.readouterr().out)) == []
+
+
+def test_json_of_all_methods_has_them_too(tmp_path_factory: pytest.TempPathFactory) -> None:
+    assert strange(json.loads(computed_pages(tmp_path_factory)["list --design --json"])) == []
 
 
 def test_the_check_of_json_notices_what_it_is_for() -> None:
