@@ -187,7 +187,7 @@ def inside(data: ReportData, figures: Figures) -> str:
         audit = read_audit(arm)
         if audit is None:
             unread = "an audit of another version, which this report cannot read" if arm.audit else ""
-            parts.append(details(f"{name}: {unread}", paragraph("Run `twoaxis audit` again.")) if unread else "")
+            parts.append(details(f"{name}: {unread}", paragraph("Run twoaxis audit again.")) if unread else "")
             continue
         state = "closed" if any(parts) else "open"
         summary = f"{name}: {_summary(audit)}"
