@@ -30,6 +30,7 @@ class TextStream:
         self._tokenizer = tokenizer
         self._tokens: list[int] = []
         self._settled = 0
+        """Characters of the tokens whose text has been returned."""
 
     def push(self, token: int) -> str:
         """Returns the text that this token completes.
@@ -51,15 +52,14 @@ class TextStream:
         return new
 
     def _new(self) -> str:
-        before = self._tokenizer.decode(self._tokens[: self._settled])
-        return self._tokenizer.decode(self._tokens)[len(before) :]
+        return self._tokenizer.decode(self._tokens)[self._settled :]
 
     def _settle(self) -> None:
         self._tokens = self._tokens[-CONTEXT_TOKENS:]
         # Context that begins inside a character would decode differently.
-        while self._tokens and self._tokenizer.decode(self._tokens).startswith(UNFINISHED):
+        while (text := self._tokenizer.decode(self._tokens)).startswith(UNFINISHED):
             del self._tokens[0]
-        self._settled = len(self._tokens)
+        self._settled = len(text)
 
 
 def stop_tokens(tokenizer: Tokenizer, stops: Iterable[str] = ()) -> frozenset[int]:
