@@ -164,3 +164,12 @@ def test_nothing_new_is_nothing() -> None:
 def test_bad_input(prompts: list[list[int]], n: int, chunk: int | None, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         list(stream(decoder(max_seq_len=16), prompts, n, prefill_chunk_tokens=chunk))
+
+
+@pytest.mark.parametrize("vocabulary", [17, 5000])
+def test_draws_are_those_of_multinomial(vocabulary: int) -> None:
+    """Catches seeds that mean other tokens than in earlier versions."""
+    logits, sampling = torch.randn(3, vocabulary, dtype=torch.float64), Sampling(temperature=0.9, top_p=0.95, seed=2)
+    probabilities = torch.softmax(sampling.truncate(logits.float() / 0.9), dim=-1)
+    expected = [int(torch.multinomial(row, 1, generator=sampling.generator(i))) for i, row in enumerate(probabilities)]
+    assert sampling.choose(logits, [sampling.generator(row) for row in range(3)]).tolist() == expected

@@ -57,4 +57,7 @@ def test_a_ring_has_room_for_a_multiple_of_tokens_and_no_more_than_the_model() -
         model = toy_decoder(ResidualConfig(), max_seq_len=longest)
         with torch.no_grad():
             _, cache = model(tokens, None, model.new_cache())
-        assert max(leaf.shape[2] for leaf in StaticSteps(model, cache, 40, compile=False)._leaves if leaf.ndim == 4) == room
+        assert (
+            max(leaf.shape[2] for leaf in StaticSteps(model, cache, 1, 40, compile=False).rows._leaves if leaf.ndim == 4)
+            == room
+        )

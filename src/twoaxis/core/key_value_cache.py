@@ -89,27 +89,27 @@ class KeyValueCache:
         """Puts what belongs to the visible tokens, oldest first, in the order of the keys."""
         return of_keys
 
-    def static(self, capacity: int, slot: Int[Tensor, ""]) -> "KeyValueCache | KeyValueRing":
-        """A cache of the same tokens whose size stays: a ring of as many tokens, or of the window if that is smaller.
+    @property
+    def rewritten(self) -> bool:
+        """Whether the mixer rewrites all keys with each token."""
+        return isinstance(self._buffer, _Whole)
 
-        Where a mixer rewrites all keys with each token, a cache of `capacity` tokens, padded with zeros on the left.
+    def static(self, rows: int, capacity: int) -> "KeyValueCache | KeyValueRing":
+        """Zeros for so many rows of a cache whose size stays: a ring of `capacity` tokens, or of the window if it is smaller.
 
-        Args:
-            capacity: at least the tokens that it will hold.
-            slot: the number of the next token, which the ring counts on.
+        Where the mixer rewrites all keys with each token, a cache of `capacity` tokens.
         """
-        if isinstance(self._buffer, _Whole):
-            return KeyValueCache.of(*self.last(capacity)._padded(capacity))
-        size = capacity if self.window is None else min(capacity, self.window)
-        places = (slot - torch.arange(self.length, 0, -1, device=slot.device)) % size
-        keys, values = (x.new_zeros(*x.shape[:2], size, x.shape[3]).index_copy_(2, places, x) for x in self.past())
-        return KeyValueRing(keys, values, slot)
+        size = capacity if self.rewritten or self.window is None else min(capacity, self.window)
+        keys, values = (x.new_zeros(rows, x.shape[1], size, x.shape[3]) for x in self.past())
+        return KeyValueCache.of(keys, values) if self.rewritten else KeyValueRing(keys, values)
 
     def rows(self, rows: Int[Tensor, " N"]) -> "KeyValueCache":
         """The cache of these rows of the batch, in new storage."""
         if self._buffer is None:
             return self
         keys, values = (past[rows] for past in self.past())
+        if self.rewritten:
+            return KeyValueCache.of(keys, values)
         return KeyValueCache(self.window, _Buffer(keys, values, self.length + 64), 0, self.length)
 
     def last(self, tokens: int) -> "KeyValueCache":
@@ -153,37 +153,54 @@ class KeyValueCache:
 
 @dataclass(frozen=True, eq=False)
 class KeyValueRing:
-    """Keys and values of the last tokens in room that stays, where each token replaces the oldest one.
+    """Keys and values of the last tokens in room that stays, where each token replaces the oldest one of its row.
 
     Not a value like `KeyValueCache`: what it was before is written over. So one program serves every step.
 
     Attributes:
-        keys: of token i at the place i modulo their number.
+        keys: of the token at position p at the place p modulo their number.
         values: likewise.
-        slot: the number of the next token.
+        positions: of the next token of each row; only a step needs them.
     """
 
     keys: AllKeys
     values: AllValues
-    slot: Int[Tensor, ""]
+    positions: Int[Tensor, " B"] | None = None
 
     @property
     def length(self) -> int:
-        """Number of places; those of no token yet hold zeros."""
+        """Number of places; those of no token yet hold anything finite."""
         return self.keys.shape[2]
 
+    def past(self) -> tuple[AllKeys, AllValues]:
+        """Keys and values at all places."""
+        return self.keys, self.values
+
+    def put(self, rows: slice, cache: KeyValueCache, last: Int[Tensor, "N 1"]) -> None:
+        """Copies a cache to these rows; `last` is the position of the last token of each."""
+        cache = cache.last(self.length)
+        # Padding lies before position 0; its places are those of no token.
+        places = (last - torch.arange(cache.length - 1, -1, -1, device=last.device)) % self.length
+        for into, given in zip(self.past(), cache.past(), strict=True):
+            into[rows] = 0
+            into[rows].scatter_(2, places[:, None, :, None].expand_as(given), given)
+
     def extend(self, keys: Keys, values: Values) -> tuple[AllKeys, AllValues, "KeyValueRing"]:
-        """Writes one token, and returns all keys and values, and the next cache."""
-        place = (self.slot % self.length).reshape(1)
-        self.keys.index_copy_(2, place, keys)
-        self.values.index_copy_(2, place, values)
-        return self.keys, self.values, replace(self, slot=self.slot + 1)
+        """Writes one token of each row, and returns all keys and values, and the next cache."""
+        assert self.positions is not None
+        rows = torch.arange(len(keys), device=keys.device)
+        places = self.positions % self.length
+        self.keys[rows, :, places] = keys[:, :, 0]
+        self.values[rows, :, places] = values[:, :, 0]
+        return self.keys, self.values, replace(self, positions=self.positions + 1)
 
     def arranged(self, of_keys: Int[Tensor, "_ C"] | None) -> Int[Tensor, "_ C"] | None:
         """Puts what belongs to the visible tokens, oldest first, in the order of the keys, behind `extend`."""
         if of_keys is None:
             return None
-        return of_keys[:, (torch.arange(self.length, device=self.slot.device) - self.slot) % self.length]
+        assert self.positions is not None
+        places = torch.arange(self.length, device=of_keys.device)
+        return of_keys.expand(len(self.keys), -1).gather(1, (places - self.positions[:, None]) % self.length)
 
 
 class _Whole(_Buffer):

@@ -17,8 +17,10 @@ from jaxtyping import Int
 from torch import Tensor
 
 from twoaxis.core.errors import ConfigError, problem
-from twoaxis.core.key_value_cache import KeyValueCache
+from twoaxis.core.key_value_cache import KeyValueCache, KeyValueRing
 from twoaxis.core.layout import PADDING, TokenLayout
+
+AnyKeyValueCache = KeyValueCache | KeyValueRing
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,9 +190,9 @@ def _join(parts: Sequence[Any], counts: Sequence[int]) -> Any:
     return torch.cat(whole)
 
 
-def parts(value: Any) -> list[Tensor | KeyValueCache]:
+def parts(value: Any) -> list[Tensor | AnyKeyValueCache]:
     """All tensors and key-value caches of a nested cache, in order."""
-    found: list[Tensor | KeyValueCache] = []
+    found: list[Tensor | AnyKeyValueCache] = []
 
     def note(at: Sequence[Any]) -> Any:
         found.extend(at)
@@ -205,7 +207,7 @@ def walk(change: Callable[[Sequence[Any]], Any], values: Sequence[Any]) -> Any:
     first = values[0]
     if first is None or isinstance(first, int | float | str):
         return first
-    if isinstance(first, Tensor | KeyValueCache):
+    if isinstance(first, Tensor | AnyKeyValueCache):
         return change(values)
     if isinstance(first, Mapping):
         return {key: walk(change, [value[key] for value in values]) for key in first}

@@ -18,7 +18,7 @@ from twoaxis.core.config import Config
 from twoaxis.core.errors import ConfigError, DataError, nearest, problem
 from twoaxis.core.layout import TokenLayout
 from twoaxis.model.decoder import Decoder
-from twoaxis.model.static_cache import StaticSteps, histories_are_full
+from twoaxis.model.static_cache import StaticSteps, check_compiler, histories_are_full
 
 
 @contextmanager
@@ -85,10 +85,12 @@ class Sampling(Config):
         if self.temperature < SMALLEST_TEMPERATURE:
             return _numbers(logits).argmax(-1)
         probabilities = torch.softmax(self.truncate(_numbers(logits.float() / self.temperature)), dim=-1)
-        # Drawn on the CPU, so that a seed means the same tokens on every device.
-        rows = probabilities.cpu().split(1)
-        drawn = [torch.multinomial(row, 1, generator=one) for row, one in zip(rows, generators, strict=True)]
-        return torch.cat(drawn).squeeze(-1).to(logits.device)
+        # Drawn on the CPU, so that a seed means the same tokens on every device; as `torch.multinomial` draws one for each row.
+        probabilities = probabilities.cpu()
+        noise = torch.empty_like(probabilities)
+        for row, generator in zip(noise.unbind(), generators, strict=True):
+            row.exponential_(generator=generator)
+        return (probabilities / noise).argmax(-1).to(logits.device)
 
     def truncate(self, logits: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:
         """Sets the logits outside top-k and top-p to minus infinity; the most likely token always stays."""
@@ -149,7 +151,7 @@ def generate(
 
     Raises:
         DataError: no prompt, an empty prompt, a token id outside the vocabulary, or logits that are NaN or infinite.
-        ConfigError: a chunk or a number of tokens below 1, or more tokens than max_seq_len.
+        ConfigError: a chunk or a number of tokens below 1, more tokens than max_seq_len, or no compiler where one is needed.
 
     Example:
         >>> from twoaxis import DecoderConfig
@@ -232,6 +234,8 @@ def stream(
     """
     tokens, layout = _left_pad(prompts, model.embedding.weight.device)
     _check(model, tokens.shape[1], max_new_tokens, prefill_chunk_tokens, vocab_size)
+    if compile:
+        check_compiler(tokens.device)
     draws = [sampling.generator(row) for row in range(len(prompts))] if generators is None else generators
 
     def choose(hidden: Float[Tensor, "B T D"]) -> Int[Tensor, " B"]:
@@ -280,7 +284,7 @@ def _steps(
                 before = cache
                 hidden, cache = model.hidden(model.embed(given), None, cache, tokens=given)
                 if compile and histories_are_full(before, cache):
-                    static = StaticSteps(model, cache, tokens.shape[1] + max_new_tokens)
+                    static = StaticSteps(model, cache, len(tokens), tokens.shape[1] + max_new_tokens)
             chosen = choose(hidden)
         yield chosen.tolist()
 

@@ -111,7 +111,7 @@ def static_cache_decode(config: AxisConfig) -> None:
                 close(f"logits of step {at}", model.logits(static.hidden(given)), expected, "same_values")
                 compared += 1
             elif histories_are_full(before, cache):
-                static = StaticSteps(model, cache, LONGEST_HISTORY, compile=False)
+                static = StaticSteps(model, cache, len(tokens), LONGEST_HISTORY, compile=False)
             else:
                 require(at < LONGEST_HISTORY - COMPARED_STEPS, f"histories still grow behind {at} tokens; they must be bounded")
 
