@@ -250,10 +250,11 @@ def main() -> int:
     parser.add_argument("--max-new-tokens", type=int, default=64, help="of the longest answers")
     parser.add_argument("--max-batch", type=int, default=16, help="as of `twoaxis serve`")
     parser.add_argument("--queue", type=int, default=24, help="as of `twoaxis serve`; few, so that some requests find it full")
+    parser.add_argument("--compile", action="store_true", help="as of `twoaxis serve`")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         model = arguments.model or write_model(Path(folder))
-        options = ["--max-batch", str(arguments.max_batch), "--queue", str(arguments.queue)]
+        options = ["--max-batch", str(arguments.max_batch), "--queue", str(arguments.queue), *["--compile"] * arguments.compile]
         server = Server(model, options)
         try:
             return measure(server, arguments)

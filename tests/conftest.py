@@ -25,6 +25,7 @@ PARITY = Path(__file__).with_name("parity").resolve()
 COMPILING = (
     "conformance",
     "interop/engines/test_contract.py",
+    "interop/serve/test_static_rows.py",
     "ledger/test_meter.py",
     "model/test_static_cache.py",
     "study/test_timing.py",

@@ -23,6 +23,10 @@ def serve(
     max_body_bytes: Annotated[int, typer.Option(min=1, help="The largest body of a request.")] = 1 << 20,
     prefill_chunk_tokens: Annotated[int, typer.Option(min=1, help="Read prompts in pieces of this length.")] = 256,
     grace_seconds: Annotated[int, typer.Option(min=0, help="How long running requests may take after a signal to stop.")] = 10,
+    compile: Annotated[
+        bool,
+        typer.Option("--compile", help="Compile the step of the batch at start, which takes minutes; needs a C++ compiler."),
+    ] = False,
     step: Step = None,
 ) -> None:
     """Serve a model with the OpenAI completions and chat API (needs the extra twoaxis[serve]).
@@ -33,15 +37,20 @@ def serve(
 
     Example: twoaxis serve runs/delta --port 8000
     """
+    import torch
+
     from twoaxis.checkpoints.published_folder import chat_template, read_source_files
     from twoaxis.interop.serve.http.routes import Service, create_app, is_loopback
     from twoaxis.interop.serve.http.server import Server, address_of, bind
     from twoaxis.interop.serve.scheduler import Engine
     from twoaxis.interop.serve.work import Limits, Served
+    from twoaxis.model.static_cache import check_compiler
 
     opened = bind(host, port)
     with opened:
         # Before the model, which may take long to load.
+        if compile:
+            check_compiler(torch.device("cpu"))
         template = chat_template(read_source_files(model))
         loaded = load_model(model, step)
         limits = Limits(
@@ -50,15 +59,19 @@ def serve(
             max_body_bytes=max_body_bytes,
             max_choices=queue,
         )
-        called, longest = name or name_of(Path(model.resolve().name)), loaded.model.config.max_seq_len
-        served = Served(called, loaded.tokenizer, longest, limits, loaded.ends, template)
+        called, takes = name or name_of(Path(model.resolve().name)), loaded.model.config.max_seq_len
+        served = Served(called, loaded.tokenizer, takes, limits, loaded.ends, template)
         if not is_loopback(host):
             print(
                 f"twoaxis: warning: anyone who can reach {address_of(opened)} can use the model: there is no authentication",
                 file=sys.stderr,
             )
-        with Engine(loaded.model, max_batch, queue, prefill_chunk_tokens) as engine:
+        max_tokens = max_prompt_tokens + max_new_tokens
+        with Engine(loaded.model, max_batch, queue, prefill_chunk_tokens, max_tokens, compile, _note) as engine:
             ready = f"{served.name}, chats as {served.chat.name}, at {address_of(opened)}/v1"
             service = Service(engine, served)
-            app = create_app(service, host)
-            Server(app, service.close, lambda: print(ready, flush=True), grace_seconds).serve_on(opened)
+            Server(create_app(service, host), service.close, lambda: print(ready, flush=True), grace_seconds).serve_on(opened)
+
+
+def _note(line: str) -> None:
+    print(f"twoaxis: {line}", file=sys.stderr)

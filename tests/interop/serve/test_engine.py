@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from twoaxis import ConfigError, Decoder, generate
-from twoaxis.interop.serve.generation import Generation, RequestHandle
+from twoaxis import ConfigError, DataError, Decoder, generate
+from twoaxis.interop.serve.generation import Generation, RequestHandle, choose
 from twoaxis.interop.serve.scheduler import Engine, QueueFull, Stopped
 from twoaxis.model.generate import Sampling
 
@@ -249,6 +249,22 @@ def test_a_fault_of_a_step_ends_its_rows_and_the_engine_goes_on(
         (after,), _ = submit(engine, fine)
         assert after.wait() == "length"
     assert after.tokens == alone(model, fine)
+
+
+def test_rows_that_are_chosen_together_are_as_alone() -> None:
+    """Catches draws that depend on neighbours, and logits of one row that end others."""
+    logits = torch.randn(6, 40, generator=torch.Generator().manual_seed(0))
+    samplings = [Sampling(), Sampling(temperature=1.0, seed=4), Sampling(temperature=1.0, seed=5)] * 2
+
+    def handles() -> list[RequestHandle]:
+        return [RequestHandle(Generation([1], 1, sampling, vocab_size=30), Recorder()) for sampling in samplings]
+
+    expected = [choose([handle], logits[row : row + 1])[0] for row, handle in enumerate(handles())]
+    assert choose(handles(), logits) == expected
+    logits[1] = torch.nan
+    found = choose(handles(), logits)
+    assert isinstance(found.pop(1), DataError)
+    assert found == expected[:1] + expected[2:]
 
 
 @pytest.mark.parametrize("name", ["max_batch", "max_queue", "prefill_tokens"])

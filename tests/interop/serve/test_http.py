@@ -171,7 +171,7 @@ def test_prometheus_reads_the_metrics(client: Client) -> None:
     # Catches series that are added, such as the times at which counters began.
     assert {family.name.removeprefix("twoaxis_"): family.type for family in families} == {
         **dict.fromkeys(counters, "counter"),
-        **dict.fromkeys(("queue_generations", "batch_generations"), "gauge"),
+        **dict.fromkeys(("queue_generations", "batch_generations", "compiled_programs"), "gauge"),
         "request_seconds": "histogram",
     }
     (times,) = (family.samples for family in families if family.type == "histogram")

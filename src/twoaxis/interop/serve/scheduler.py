@@ -6,6 +6,12 @@ together, copies nothing, but leaves the batch slots of ended requests empty and
 
 Cost: a request that joins or leaves copies the cache of the batch; in a step every row costs as much as the longest.
 
+With `compile`, steps run on static caches (`model/static_cache.py`): a row has a place of its own, so that one that joins or
+leaves copies at most its own cache and one other. There is one program for each number of rows and of tokens of a small set;
+a step runs the next larger one, and places without a row compute what nobody reads. All are compiled before `start` returns.
+Compiled beside a running batch they would take processor and interpreter from it for minutes, and until then steps would be
+eager, at another speed. Prompts are read eagerly.
+
 Exactness: prompts, samples and seeds never depend on other requests. In a step, the rounding of a matrix product may depend on
 the number of rows, by some 1e-7 of a logit in float32, which changes a token only between two logits as close as that (or, when
 sampling, for a draw as close to a boundary): not once in 12,000 tokens of five small models. With `max_batch=1` nothing depends
@@ -16,17 +22,25 @@ Letters: V vocabulary.
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from jaxtyping import Float
-from torch import Tensor
-
-from twoaxis.core.errors import ConfigError, TwoAxisError, problem
-from twoaxis.interop.serve.generation import Batch, Ending, Generation, GenerationCallback, RequestHandle
+from twoaxis.core.errors import ConfigError, DataError, TwoAxisError, problem
+from twoaxis.interop.serve.generation import (
+    Batch,
+    Ending,
+    FixedRows,
+    Generation,
+    GenerationCallback,
+    GrowingRows,
+    RequestHandle,
+    choose,
+)
 from twoaxis.model import Decoder
 from twoaxis.model.generate import column_major_weights
+from twoaxis.model.static_cache import check_compiler
 
 _log = logging.getLogger(__name__)
 
@@ -49,6 +63,7 @@ class Counts:
         prompt_tokens: read.
         new_tokens: generated.
         faults: generations that ended in an error.
+        programs: compiled for steps; with any, every step runs one of them.
     """
 
     steps: int = 0
@@ -56,6 +71,7 @@ class Counts:
     prompt_tokens: int = 0
     new_tokens: int = 0
     faults: int = 0
+    programs: int = 0
 
 
 class Engine:
@@ -67,9 +83,12 @@ class Engine:
         max_queue: the most generations that wait for a batch slot.
         prefill_tokens: prompts are read in pieces of this length, one such piece or several short prompts between two steps,
             so that a long prompt does not delay the others.
+        max_tokens: of a prompt and its new tokens; None for as many as the model takes.
+        compile: compile the step of the batch; `start` returns when all programs are there.
+        note: receives lines about the compilation.
 
     Raises:
-        ConfigError: a number below 1.
+        ConfigError: a number below 1, or no compiler where one is needed.
 
     Example:
         >>> from twoaxis import DecoderConfig
@@ -85,18 +104,35 @@ class Engine:
         length
     """
 
-    def __init__(self, model: Decoder, max_batch: int = 16, max_queue: int = 64, prefill_tokens: int = 256) -> None:
-        for name, value in (("max_batch", max_batch), ("max_queue", max_queue), ("prefill_tokens", prefill_tokens)):
+    def __init__(
+        self,
+        model: Decoder,
+        max_batch: int = 16,
+        max_queue: int = 64,
+        prefill_tokens: int = 256,
+        max_tokens: int | None = None,
+        compile: bool = False,
+        note: Callable[[str], None] = _log.info,
+    ) -> None:
+        longest = model.config.max_seq_len if max_tokens is None else min(max_tokens, model.config.max_seq_len)
+        numbers = {"max_batch": max_batch, "max_queue": max_queue, "prefill_tokens": prefill_tokens, "max_tokens": longest}
+        for name, value in numbers.items():
             if value < 1:
                 raise ConfigError(problem(name, value, ">= 1", "leave it out for the default"))
-        self.max_batch, self.max_queue, self.prefill_tokens = max_batch, max_queue, prefill_tokens
+        if compile:
+            check_compiler(model.embedding.weight.device)
+        self.max_batch, self.max_queue, self.prefill_tokens, self.max_tokens = max_batch, max_queue, prefill_tokens, longest
         self.counts = Counts()
-        self._model, self._batch = model, Batch(model)
+        self._model, self._note = model, note
+        rows = FixedRows(model, max_batch, max(2, longest)) if compile else GrowingRows(model)
+        self._batch = Batch(model, rows)
         self._waiting: deque[RequestHandle] = deque()
         self._reading: RequestHandle | None = None
         self._slots_taken = 0
         self._changed = threading.Condition()
         self._stopping = False
+        self._ready = threading.Event()
+        self._not_started: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="twoaxis-engine", daemon=True)
 
     def __enter__(self) -> "Engine":
@@ -122,8 +158,11 @@ class Engine:
         return self._slots_taken
 
     def start(self) -> None:
-        """Starts the thread."""
+        """Starts the thread; with `compile`, waits for all programs, and raises what prevents one."""
         self._thread.start()
+        self._ready.wait()
+        if self._not_started is not None:
+            raise self._not_started
 
     def stop(self) -> None:
         """Ends every generation as `cancelled`, then the thread; it may be called again."""
@@ -137,9 +176,15 @@ class Engine:
         """Queues all of these generations, or none of them.
 
         Raises:
+            ConfigError: one has more tokens than `max_tokens`.
             QueueFull: there is no room for all of them.
             Stopped: the engine takes no more.
         """
+        for generation, _ in generations:
+            tokens = len(generation.prompt) + generation.max_new_tokens
+            if tokens > self.max_tokens:
+                allowed = f"at most max_tokens={self.max_tokens}"
+                raise ConfigError(problem("prompt and new tokens", tokens, allowed, "shorten the prompt or ask for fewer"))
         handles = [RequestHandle(generation, callback) for generation, callback in generations]
         with self._changed:
             if not self.alive:
@@ -156,6 +201,8 @@ class Engine:
     def _run(self) -> None:
         try:
             with column_major_weights(self._model):
+                if not self._prepare():
+                    return
                 while self._has_work():
                     self._drop_cancelled()
                     self._read_prompts()
@@ -165,9 +212,27 @@ class Engine:
                 self._stopping = True
                 left = [*self._batch.rows, *([self._reading] if self._reading else []), *self._waiting]
                 self._waiting.clear()
-                self._reading, self._batch = None, Batch(self._model)
+                self._reading = None
+                self._batch.clear()
             for handle in left:
                 self._end(handle, "cancelled")
+
+    def _prepare(self) -> bool:
+        """Compiles the step for every number of rows and of tokens; `start` raises what prevents it."""
+        began = time.monotonic()
+
+        def done(rows: int, tokens: int, left: int) -> None:
+            nonlocal began
+            self.counts.programs += 1
+            seconds, began = time.monotonic() - began, time.monotonic()
+            self._note(f"step compiled for {rows} rows of {tokens} tokens in {seconds:.1f} s; programs left: {left}")
+
+        try:
+            self._batch.prepare(done)
+        except Exception as error:
+            self._not_started = error
+        self._ready.set()
+        return self._not_started is None
 
     def _has_work(self) -> bool:
         with self._changed:
@@ -215,24 +280,28 @@ class Engine:
     def _read(self, handle: RequestHandle, piece: Sequence[int]) -> Ending | None:
         logits = self._batch.read(handle, piece)
         self.counts.prompt_tokens += len(piece)
-        return None if logits is None else self._take(handle, logits)
+        return None if logits is None else self._take(handle, *choose([handle], logits))
 
     def _step(self) -> None:
         rows = self._batch.rows
         if not rows:
             return
-        found: list[Tensor] = []
-        if self._guarded(rows, lambda: found.append(self._batch.step())):
+        found: list[int | DataError] = []
+        if self._guarded(rows, lambda: found.extend(choose(rows, self._batch.step()))):
             self._give_up(rows)
             return
         self.counts.steps += 1
         self.counts.row_steps += len(rows)
-        # Row by row, so that samples do not depend on other requests.
-        self._leave([self._take(handle, logits) for handle, logits in zip(rows, found[0].split(1), strict=True)])
+        self._leave([self._take(handle, token) for handle, token in zip(rows, found, strict=True)])
 
-    def _take(self, handle: RequestHandle, logits: Float[Tensor, "1 V"]) -> Ending | None:
+    def _take(self, handle: RequestHandle, token: int | DataError) -> Ending | None:
+        def act() -> Ending | None:
+            if isinstance(token, DataError):
+                raise token
+            return handle.take(token)
+
         before = handle.new_tokens
-        ending = self._guarded([handle], lambda: handle.take(logits))
+        ending = self._guarded([handle], act)
         self.counts.new_tokens += handle.new_tokens - before
         return ending
 
@@ -251,7 +320,7 @@ class Engine:
 
     def _give_up(self, handles: Sequence[RequestHandle]) -> None:
         """Ends these generations after a fault and clears the batch."""
-        self._batch = Batch(self._model)
+        self._batch.clear()
         for handle in handles:
             self._end(handle, "error")
 

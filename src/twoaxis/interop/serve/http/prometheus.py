@@ -47,6 +47,8 @@ class Metrics:
             yield metric
         for name, about in ENGINE_COUNTS.items():
             yield CounterMetricFamily(f"twoaxis_{name}", about, getattr(self._engine.counts, name))
+        about = "Compiled programs; with any, every step of the batch runs one of them."
+        yield GaugeMetricFamily("twoaxis_compiled_programs", about, self._engine.counts.programs)
         yield GaugeMetricFamily("twoaxis_queue_generations", "Generations that wait.", self._engine.waiting)
         yield GaugeMetricFamily("twoaxis_batch_generations", "Generations that run.", self._engine.running)
 
