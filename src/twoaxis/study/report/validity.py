@@ -120,7 +120,7 @@ def _change(recipe: TrainConfig) -> str:
     warmup = recipe.schedule.warmup(recipe.steps)
     tokens = words.count(recipe.steps * recipe.batch_size * recipe.data.seq_len)
     return (
-        f"Change the learning rate (now {recipe.optimizer.lr:g}; tuning.lr in the study tries several for every arm), the budget (now "
+        f"Change the learning rate (now {recipe.optimizer.lr:g}; tuning.lr tries several for every arm), the budget (now "
         f"{tokens} tokens), the scale of the embedding, or the warm-up (now {warmup} steps)."
     )
 
