@@ -178,4 +178,4 @@ def test_every_kept_report_can_be_read_wherever_the_command_runs(tmp_path: Path,
     for kept in kept_reports():
         assert all(arm["depth"]["kind"] and local_mixers(arm) for arm in kept.report["arms"].values())
     found: dict[Goal, set[str]] = {goal: {study.name for study in evidence(goal)} for goal in ("shortcut", "local-mixing")}
-    assert "depth_retrieval" in found["shortcut"] and "local_mixing" in found["local-mixing"]
+    assert "shortcut" in found["shortcut"] and "local_mixing" in found["local-mixing"]

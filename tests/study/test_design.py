@@ -143,6 +143,7 @@ DESIGNS = sorted(path for path in (ROOT / "studies").rglob("*.toml") if path.nam
 
 
 SIZES = {
+    "depth_retrieval.toml": {"wider": 203},
     "first.toml": {"short_conv": 173, "short_swa": 106},
     "fork.toml": {"short_swa": 106, "both": 102, "wider": 138},
     "shortcut.toml": {"short_swa": 106},

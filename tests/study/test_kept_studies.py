@@ -17,6 +17,7 @@ from twoaxis.study.running.baselines import Baselines, SeedBaselines
 STUDIES = Path(__file__).parents[2] / "studies"
 DESIGNS = tomllib.loads((STUDIES / "superseded" / "designs.toml").read_text(encoding="utf-8"))
 KEPT = sorted((STUDIES / "results").glob("*/report.json"))
+OLD = STUDIES / "superseded" / "depth_retrieval_3"
 
 
 @pytest.mark.parametrize("path", KEPT, ids=lambda path: path.parent.name)
@@ -116,7 +117,7 @@ def before_the_gate(report: ReportData) -> ReportData:
 
 @pytest.fixture
 def old() -> ReportData:
-    return before_the_gate(read_report(STUDIES / "results" / "depth_retrieval"))
+    return before_the_gate(read_report(OLD))
 
 
 def baselines(chance: float) -> Baselines:
@@ -127,7 +128,7 @@ def baselines(chance: float) -> Baselines:
 def test_an_old_report_gets_its_gate_and_the_intervals_of_its_verdicts(old: ReportData) -> None:
     gated = with_gate(old, baselines(3.3))
     assert gated.gate is not None and gated.gate.passed
-    kept = read_report(STUDIES / "results" / "depth_retrieval")
+    kept = read_report(OLD)
     for name, arm in gated.arms.items():
         assert arm.verdict == kept.arms[name].verdict and arm.losses == old.arms[name].losses
         if not arm.control:
