@@ -70,6 +70,15 @@ def test_a_request_joins_a_running_batch_and_does_not_wait_for_its_end(model: De
     assert second.tokens == alone(model, short)
 
 
+def test_choices_of_a_prompt_read_it_once_as_far_as_there_are_slots(model: Decoder) -> None:
+    choices = [Generation([5, 1, 4], length, Sampling(temperature=1.0, seed=seed)) for seed, length in ((1, 1), (2, 6), (3, 6))]
+    with Engine(model, max_batch=2) as engine:
+        heard, _ = submit(engine, *choices)
+        assert [one.wait() for one in heard] == ["length"] * 3
+        assert engine.counts.prompt_tokens == 2 * 3
+    assert [one.tokens for one in heard] == [alone(model, choice) for choice in choices]
+
+
 def test_a_stop_token_ends_before_itself(model: Decoder) -> None:
     whole = alone(model, Generation([7], 12))
     stop = whole[-1]

@@ -1,8 +1,9 @@
 """Continuous batching: requests join a running batch between two steps, and leave it at their end.
 
-All mixers share one batch. A prompt runs alone, in pieces of fixed length; then its cache joins that of the batch behind
-padding (`model/cache.py`), which every mixer of both axes ignores. The alternative, groups of requests that begin and end
-together, copies nothing, but leaves the batch slots of ended requests empty and reads the weights once per group and step.
+All mixers share one batch. A prompt runs alone, in pieces of fixed length, and once for neighbours in the queue that share it;
+then its cache joins that of the batch behind padding (`model/cache.py`), which every mixer of both axes ignores. The
+alternative, groups of requests that begin and end together, copies nothing, but leaves the batch slots of ended requests empty
+and reads the weights once per group and step.
 
 Cost: a request that joins or leaves copies the cache of the batch; in a step every row costs as much as the longest.
 
@@ -26,6 +27,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+
+from torch import Tensor
 
 from twoaxis.core.errors import ConfigError, DataError, TwoAxisError, problem
 from twoaxis.interop.serve.generation import (
@@ -258,13 +261,7 @@ class Engine:
             start = handle.read_tokens
             piece = handle.generation.prompt[start : start + self.prefill_tokens]
             budget -= len(piece)
-            ending = self._guarded([handle], lambda handle=handle, piece=piece: self._read(handle, piece))
-            if ending is not None or handle.read_tokens == len(handle.generation.prompt):
-                self._reading = None
-            if ending is not None:
-                self._end(handle, ending)
-            elif self._reading is None:
-                ready.append(handle)
+            ready += self._read(handle, piece)
         if ready and self._guarded([*self._batch.rows, *ready], lambda: self._batch.join(ready)):
             self._give_up([*self._batch.rows, *ready])
 
@@ -277,10 +274,41 @@ class Engine:
                 self._slots_taken += 1
             return self._reading
 
-    def _read(self, handle: RequestHandle, piece: Sequence[int]) -> Ending | None:
-        logits = self._batch.read(handle, piece)
+    def _read(self, handle: RequestHandle, piece: Sequence[int]) -> list[RequestHandle]:
+        """Reads a piece of a prompt; behind the last one, returns the generations that run on."""
+        read: list[Tensor | None] = []
+        if self._guarded([handle], lambda: read.append(self._batch.read(handle, piece))):
+            self._reading = None
+            self._end(handle, "error")
+            return []
         self.counts.prompt_tokens += len(piece)
-        return None if logits is None else self._take(handle, *choose([handle], logits))
+        if (logits := read[0]) is None:
+            return []
+        self._reading = None
+        alike = [handle, *self._next_alike(handle)]
+        for other in alike[1:]:
+            other.cache, other.read_tokens = handle.cache, handle.read_tokens
+        tokens: list[int | DataError] = []
+        fault = self._guarded(alike, lambda: tokens.extend(choose(alike, logits.expand(len(alike), -1))))
+        endings: list[Ending | None] = [fault for _ in alike]
+        if fault is None:
+            endings = [self._take(each, token) for each, token in zip(alike, tokens, strict=True)]
+        for each, ending in zip(alike, endings, strict=True):
+            if ending is not None:
+                self._end(each, ending)
+        return [each for each, ending in zip(alike, endings, strict=True) if ending is None]
+
+    def _next_alike(self, handle: RequestHandle) -> list[RequestHandle]:
+        """The next in the queue with the same prompt, such as other choices of its request, if there are batch slots."""
+        found: list[RequestHandle] = []
+        with self._changed:
+            while self._waiting and self._waiting[0].generation.prompt == handle.generation.prompt:
+                if self._slots_taken >= self.max_batch:
+                    break
+                found.append(self._waiting.popleft())
+                found[-1].in_batch = True
+                self._slots_taken += 1
+        return found
 
     def _step(self) -> None:
         rows = self._batch.rows
