@@ -146,6 +146,7 @@ SIZES = {
     "depth_retrieval.toml": {"wider": 203},
     "first.toml": {"short_conv": 173, "short_swa": 106},
     "fork.toml": {"short_swa": 106, "both": 102, "wider": 138},
+    "second_size.toml": {"short_swa": 170, "both": 166, "wider": 211},
     "shortcut.toml": {"short_swa": 106},
     "gpu/fork.toml": {"short_swa": 709, "both": 704},
     "gpu/shortcut.toml": {"short_swa": 709},
