@@ -46,9 +46,8 @@ class AroundConfig(DepthConfig, ABC):
     def prepare(self, stack: LayerStack) -> LayerStack:
         """Refuses a stack whose tokens are unknown, and what the mixer of the stream refuses."""
         if stack.vocab_size is None:
-            raise ConfigError(
-                problem("vocab_size", None, f"known to depth mixer {self.kind!r}", "use it in a Decoder, or give vocab_size")
-            )
+            remedy = "use it in a Decoder, or build one alone with vocab_size=..."
+            raise ConfigError(problem("vocab_size", None, f"known to depth mixer {self.kind!r}", remedy))
         return self.stream.prepare(stack)
 
     def cost(self, site: SublayerPosition, shape: Shape) -> Cost:
