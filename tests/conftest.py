@@ -5,6 +5,7 @@ import os
 import random
 import re
 import resource
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -98,7 +99,9 @@ def pytest_configure(config: pytest.Config) -> None:
     if _own_session(config) == "interpret":
         os.environ["TRITON_INTERPRET"] = "1"
     if _own_session(config) is None:
-        # Has to come before the first import of these packages, hence no import of twoaxis in this file.
+        # Has to come before the first import of these packages, hence none in this file, nor in those of folders as they load.
+        if "twoaxis" in sys.modules:
+            raise pytest.UsageError("tests: a conftest.py imports twoaxis before shapes are checked; import it in its fixtures")
         jaxtyping.jaxtyped = checked_if_of_shapes
         jaxtyping.install_import_hook([f"twoaxis.{name}" for name in CHECKED_PACKAGES], TYPE_CHECKER)
 

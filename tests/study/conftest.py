@@ -2,14 +2,15 @@
 
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from twoaxis.study import StudyConfig
-from twoaxis.study.report import Report, write_report
+if TYPE_CHECKING:
+    from twoaxis.study import StudyConfig
+    from twoaxis.study.report import Report
 
-from .scripted import FakeTrainer
+    from .scripted import FakeTrainer
 
 
 @pytest.fixture(scope="session")
@@ -46,36 +47,48 @@ def tiny_study(corpus: Path) -> dict[str, Any]:
 
 
 @pytest.fixture
-def study(study_data: dict[str, Any]) -> StudyConfig:
+def study(study_data: dict[str, Any]) -> "StudyConfig":
+    from twoaxis.study import StudyConfig
+
     return StudyConfig.from_data(study_data)
 
 
 @pytest.fixture
-def trainer(study: StudyConfig, tmp_path: Path) -> FakeTrainer:
+def trainer(study: "StudyConfig", tmp_path: Path) -> "FakeTrainer":
+    from .scripted import FakeTrainer
+
     return FakeTrainer(study, tmp_path / "study", tmp_path / "script.json")
+
+
+def tiny_trainer(corpus: Path, folder: Path) -> "FakeTrainer":
+    from twoaxis.study import StudyConfig
+
+    from .scripted import FakeTrainer
+
+    return FakeTrainer(StudyConfig.from_data(tiny_study(corpus)), folder / "study", folder / "script.json")
 
 
 @pytest.fixture(scope="session")
 def finished_folder(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiny study, finished; copy it, never change it."""
-    folder = tmp_path_factory.mktemp("finished")
-    trainer = FakeTrainer(StudyConfig.from_data(tiny_study(corpus)), folder / "study", folder / "script.json")
+    trainer = tiny_trainer(corpus, tmp_path_factory.mktemp("finished"))
     trainer.run()
     return trainer.folder
 
 
 @pytest.fixture
-def finished(trainer: FakeTrainer, finished_folder: Path) -> FakeTrainer:
+def finished(trainer: "FakeTrainer", finished_folder: Path) -> "FakeTrainer":
     """A trainer of the tiny study whose runs are all there already."""
     shutil.copytree(finished_folder, trainer.folder)
     return trainer
 
 
 @pytest.fixture(scope="session")
-def report(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Report:
+def report(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> "Report":
     """A report in which one arm is better and one undecided; read it only."""
-    folder = tmp_path_factory.mktemp("reported")
-    trainer = FakeTrainer(StudyConfig.from_data(tiny_study(corpus)), folder / "study", folder / "script.json")
+    from twoaxis.study.report import write_report
+
+    trainer = tiny_trainer(corpus, tmp_path_factory.mktemp("reported"))
     trainer.spread(delta=-0.1, local=0.0001)
     trainer.run()
     return write_report(trainer.folder)

@@ -3,13 +3,14 @@
 import random
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from twoaxis.train import TrainConfig
+if TYPE_CHECKING:
+    from twoaxis.train import TrainConfig
 
-Recipe = Callable[..., TrainConfig]
+Recipe = Callable[..., "TrainConfig"]
 
 
 def made_up_text(words: int, seed: int = 0) -> str:
@@ -33,6 +34,8 @@ def corpus(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def recipe(corpus: Path) -> Recipe:
+    from twoaxis.train import TrainConfig
+
     def make(**changes: Any) -> TrainConfig:
         data: dict[str, Any] = {
             "model": {"d_model": 16, "n_layers": 2, "blocks": [[{"kind": "attention", "n_heads": 2}, "swiglu"]]},
