@@ -269,9 +269,7 @@ class Engine:
         """The prompt that is partly read, else the first in the queue if there is a batch slot for it."""
         with self._changed:
             if self._reading is None and self._waiting and self._slots_taken < self.max_batch:
-                self._reading = self._waiting.popleft()
-                self._reading.in_batch = True
-                self._slots_taken += 1
+                self._reading = self._admitted()
             return self._reading
 
     def _read(self, handle: RequestHandle, piece: Sequence[int]) -> list[RequestHandle]:
@@ -302,13 +300,18 @@ class Engine:
         """The next in the queue with the same prompt, such as other choices of its request, if there are batch slots."""
         found: list[RequestHandle] = []
         with self._changed:
-            while self._waiting and self._waiting[0].generation.prompt == handle.generation.prompt:
-                if self._slots_taken >= self.max_batch:
+            while self._waiting and self._slots_taken < self.max_batch:
+                if self._waiting[0].generation.prompt != handle.generation.prompt:
                     break
-                found.append(self._waiting.popleft())
-                found[-1].in_batch = True
-                self._slots_taken += 1
+                found.append(self._admitted())
         return found
+
+    def _admitted(self) -> RequestHandle:
+        """The first in the queue, which takes a batch slot; the caller holds the lock."""
+        handle = self._waiting.popleft()
+        handle.in_batch = True
+        self._slots_taken += 1
+        return handle
 
     def _step(self) -> None:
         rows = self._batch.rows
