@@ -72,7 +72,7 @@ class Reader:
 def _study(given: Path) -> Any:
     folder = StudyFolder(given / "study")
     plan = folder.plan
-    kept = folder.baselines, folder.timing_after, folder.learning_rates, folder.command
+    kept = folder.baselines, folder.timing_before, folder.timing_after, folder.learning_rates, folder.command
     return folder.study, plan, kept, [(folder.record(key), folder.audit(key)) for key in run_keys(plan)]
 
 
@@ -135,7 +135,7 @@ READERS = [
     Reader("study/report.json", lambda given: read_report(given / "study")),
     *(
         Reader(f"study/{name}", _study)
-        for name in ("study.json", "plan.json", "baselines.json", "timing_after.json", "tuned.json", "command.txt")
+        for name in ("study.json", "plan.json", "baselines.json", "timing_before.json", "timing_after.json", "tuned.json", "command.txt")
     ),
     *(
         Reader(f"{RUN}/{name}.json", _study)
@@ -179,6 +179,7 @@ def files(given: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     }
     for name, data in written.items():
         (root / name).write_text(json.dumps(data))
+    shutil.copy(root / "study/timing_after.json", root / "study/timing_before.json")
     (root / "hf/chat_template.jinja").write_text("{% for message in messages %}{{ message.content }}{% endfor %}")
     (root / "study/runs/plain/seed-1/result.json").unlink()
     assert main(["audit", str(root / "run"), "--tokens", "16"]) == 0

@@ -141,3 +141,34 @@ def test_seconds_are_measured_again_once_all_runs_have_ended(trainer: FakeTraine
     assert not measure_again(folder, fake_timer), "once"
     report = read_study_folder(trainer.folder)
     assert report.timing is not None and report.timing.agree
+
+
+def test_a_study_that_moves_is_timed_on_the_machine_where_it_ends(trainer: FakeTrainer) -> None:
+    """Only ratios of one machine are compared; what was matched by the plan's seconds stays."""
+    folder = StudyFolder(trainer.folder)
+    trainer.spread()
+    trainer.actions["delta/1"] = ["kill"]
+    trainer.run()
+    plan = folder.plan
+    assert plan.timing is not None
+    elsewhere = plan.timing.replace(environment={**plan.timing.environment, "platform": "elsewhere"})
+    folder.keep_plan(plan.replace(timing=elsewhere))
+    trainer.run()
+    assert folder.plan.timing == elsewhere and folder.timing_before == plan.timing == folder.timing_after
+    report = read_study_folder(trainer.folder)
+    assert report.timing is not None and report.timing.agree and report.timing.environment == plan.timing.environment
+
+
+def test_a_study_timed_on_two_machines_can_be_timed_again(trainer: FakeTrainer) -> None:
+    folder = StudyFolder(trainer.folder)
+    trainer.spread()
+    trainer.run()
+    first = folder.timing_before
+    assert first is not None and not measure_again(folder, fake_timer)
+    folder.keep_timing_after(first.replace(environment={**first.environment, "device_name": "another"}))
+    report = read_study_folder(trainer.folder)
+    assert report.timing is not None and report.timing.agree is False and "run the study again" in report.timing.sentence
+    last = folder.timing_after
+    assert measure_again(folder, fake_timer) and folder.timing_before == last and folder.timing_after == first
+    assert measure_again(folder, fake_timer) and folder.timing_before == first == folder.timing_after
+    assert not measure_again(folder, fake_timer), "both are of one machine"

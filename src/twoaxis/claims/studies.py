@@ -110,7 +110,7 @@ def _census(studies: Sequence[StudyEvidence], known: int) -> Iterator[str]:
         if kept.withdrawn:
             withdrawn.setdefault(kept.withdrawn, []).append(kept.name)
     counting = len(studies) - sum(map(len, withdrawn.values()))
-    yield f"Of {known} reports that ship with twoaxis, {len(studies)} bear on this claim, and {counting} of these count."
+    yield f"Reports that ship with twoaxis: {known}; that bear on this claim: {len(studies)}; that count: {counting}."
     if withdrawn:
         reasons = "; ".join(f"{', '.join(names)}: {reason}" for reason, names in withdrawn.items())
         yield f"Shown for the record, and no evidence either way: {reasons}."

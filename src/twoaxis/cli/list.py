@@ -95,7 +95,13 @@ def loss_cell(row: "MethodRow") -> str:
     """The loss of a method minus the control's, with the interval, in every valid study that has the method."""
     if row.kind == "residual":
         return "control"
-    return "; ".join(f"{study}: {_difference(pair)}" for study, pair in row.losses) or NO_STUDY
+    studies = [study for study, _ in row.losses]
+    return "; ".join(f"{_label(study, pair, studies)}: {_difference(pair)}" for study, pair in row.losses) or NO_STUDY
+
+
+def _label(study: str, pair: "PairVerdict", studies: list[str]) -> str:
+    """The study, with the arm where it has several."""
+    return study if studies.count(study) == 1 else f"{study} ({pair.arm})"
 
 
 def _difference(pair: "PairVerdict") -> str:

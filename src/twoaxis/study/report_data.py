@@ -311,7 +311,7 @@ class TimingData(Config):
     Attributes:
         warmup_steps: of every arm, not counted.
         steps_in_a_turn: steps timed together.
-        seconds: of a step, by arm and round, before the first run.
+        seconds: of a step, by arm and round, before the runs.
         environment: in which they were measured.
         seconds_after: after the last run; null until then.
         agree: whether both timings agree within their errors; null with one timing.

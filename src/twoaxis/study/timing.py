@@ -106,6 +106,11 @@ class Timing(Config):
         middles = [statistics.median(map(math.log, times)) for times in zip(*self.seconds.values(), strict=True)]
         return _middle([math.log(own) - middle for own, middle in zip(self.seconds[arm], middles, strict=True)])
 
+    def is_of_machine_of(self, other: "Timing") -> bool:
+        """Whether both were measured on the same machine, as far as their environments tell."""
+        here, there = ([one.environment.get(key) for key in SAME_MACHINE] for one in (self, other))
+        return here == there
+
     def memory_bytes(self, arm: str) -> int:
         """Bytes of training state and saved activations, without those of the libraries."""
         return self.state_bytes[arm] + self.saved_bytes[arm]
@@ -150,9 +155,10 @@ def timing_words(before: Timing | None, after: Timing | None, control: str) -> t
         return None, "seconds were not measured"
     if after is None:
         return None, "seconds were measured before the runs only; run the study again to measure them after the runs"
-    here, there = ([one.environment.get(key) for key in SAME_MACHINE] for one in (before, after))
-    if here != there:
-        return False, "seconds before and after the runs were measured on different machines"
+    if not before.is_of_machine_of(after):
+        return False, (
+            "seconds before and after the runs were measured on different machines; run the study again to measure them here"
+        )
     found = disagreement(before, after, control)
     if found:
         changed = ", ".join(f"{arm} by a factor of {factor:.3f}" for arm, factor in found.items())

@@ -69,7 +69,7 @@ def _timing(data: ReportData) -> str:
     if data.timing is None:
         return ""
     rounds = max(map(len, data.timing.seconds.values()), default=0)
-    twice = " before the first run, and as many after the last" if data.timing.seconds_after else ""
+    twice = " before the runs, and as many after the last" if data.timing.seconds_after else ""
     checked = f" {data.timing.sentence[:1].upper()}{data.timing.sentence[1:]}." if data.timing.sentence else ""
     return (
         f"Seconds were measured without telemetry in {rounds} rounds{twice}, in each of which every arm had its turn of "
@@ -89,7 +89,7 @@ def _timings(data: ReportData) -> str:
         rows.append(
             (name, *(number(value, lambda value: f"{value:.4g}") for value in both), number(both[1] / both[0], words.ratio))
         )
-    caption = "Median seconds of a step before the first run and after the last"
+    caption = "Median seconds of a step before the runs and after the last"
     return table(caption, ("arm", "before", "after", "after over before"), rows)
 
 

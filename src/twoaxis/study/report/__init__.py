@@ -47,7 +47,8 @@ def read_study_folder(folder: Path | str) -> ReportData:
     audits = {arm.name: audit for arm in plan.arms if (audit := study_folder.audit(RunKey(arm.name, arm.seeds[0]))) is not None}
     return analyse(
         study,
-        plan,
+        # Matching was by the timing of the plan, comparisons are by that of the machine to which the study has moved.
+        plan.replace(timing=study_folder.timing_before),
         records,
         _baselines(study_folder, plan, records),
         timing_after=study_folder.timing_after,

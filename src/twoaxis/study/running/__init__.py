@@ -1,6 +1,7 @@
 """Runs a study: every arm and replicate in a separate process, resumable at any time."""
 
 import json
+import platform
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -82,9 +83,10 @@ def run_study(
                 study_folder.keep_plan(measured_plan(study, study_folder.path, progress, timer))
                 for note in study_folder.plan.notes:
                     progress.note(note)
-            plan = study_folder.plan
-            _Session(plan, study_folder, progress, engine, command).run()
-            measure_again(study_folder, timer or _process_timer(study_folder.path, progress))
+            timer = timer or _process_timer(study_folder.path, progress)
+            measure_where_moved(study_folder, timer)
+            _Session(study_folder.plan, study_folder, progress, engine, command).run()
+            measure_again(study_folder, timer)
             return {key: study_folder.record(key) for key in run_keys(study_folder.plan)}
     finally:
         progress.stop()
@@ -122,16 +124,41 @@ def _process_timer(folder: Path, progress: StudyProgress) -> Timer:
     return measure
 
 
-def measure_again(folder: StudyFolder, timer: Timer) -> bool:
-    """Measures seconds a second time once all runs have ended; returns whether it did."""
-    plan = folder.plan
-    if plan.timing is None or folder.timing_after is not None:
+def measure_where_moved(folder: StudyFolder, timer: Timer) -> bool:
+    """Measures seconds anew if runs are left and the study has moved to another machine; returns whether it did.
+
+    So that both timings that are compared are of one machine.
+    """
+    before, here = folder.timing_before, platform.platform()
+    if before is None or before.environment.get("platform", here) == here or _all_ended(folder):
         return False
-    if any(folder.record(key).status not in DONE for key in run_keys(plan)):
-        return False
-    arms = [plan.arm(name) for name in plan.timing.seconds]
-    folder.keep_timing_after(timer({arm.name: folder.recipe_of(arm, arm.seeds[0]) for arm in arms}))
+    folder.keep_timing_before(_timed(folder, before, timer))
     return True
+
+
+def measure_again(folder: StudyFolder, timer: Timer) -> bool:
+    """Measures seconds a second time once all runs have ended; returns whether it did.
+
+    Where the second timing is of another machine than the first, it becomes the first of that machine.
+    """
+    before, after = folder.timing_before, folder.timing_after
+    if before is None or not _all_ended(folder) or (after is not None and after.is_of_machine_of(before)):
+        return False
+    again = _timed(folder, before, timer)
+    if after is not None:
+        folder.keep_timing_before(after)
+    folder.keep_timing_after(again)
+    return True
+
+
+def _all_ended(folder: StudyFolder) -> bool:
+    return all(folder.record(key).status in DONE for key in run_keys(folder.plan))
+
+
+def _timed(folder: StudyFolder, before: Timing, timer: Timer) -> Timing:
+    """The same arms as before, timed now."""
+    arms = [folder.plan.arm(name) for name in before.seconds]
+    return timer({arm.name: folder.recipe_of(arm, arm.seeds[0]) for arm in arms})
 
 
 class _Session:

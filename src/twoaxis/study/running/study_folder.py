@@ -121,6 +121,21 @@ class StudyFolder:
         return self._read_if_exists(self.path / "tuned.json", "learning rates by arm", _learning_rates) or {}
 
     @property
+    def timing_before(self) -> Timing | None:
+        """Seconds of steps measured before runs: on the machine to which the study has moved, else those of the plan.
+
+        Raises:
+            StudyError: the file is damaged.
+        """
+        path = self.path / "timing_before.json"
+        moved = self._read_if_exists(path, "the seconds of steps on the machine of the last run", Timing.from_data)
+        return moved or self.plan.timing
+
+    def keep_timing_before(self, timing: Timing) -> None:
+        """Writes the first timing on another machine than that of the plan."""
+        write_json(self.path / "timing_before.json", timing.to_data())
+
+    @property
     def timing_after(self) -> Timing | None:
         """Seconds of steps measured after the last run; None before that.
 
@@ -131,7 +146,7 @@ class StudyFolder:
         return self._read_if_exists(path, "the seconds of steps after the last run", Timing.from_data)
 
     def keep_timing_after(self, timing: Timing) -> None:
-        """Writes the timing after the last run; the first one is part of the plan."""
+        """Writes the timing after the last run."""
         write_json(self.path / "timing_after.json", timing.to_data())
 
     @property
