@@ -135,7 +135,15 @@ READERS = [
     Reader("study/report.json", lambda given: read_report(given / "study")),
     *(
         Reader(f"study/{name}", _study)
-        for name in ("study.json", "plan.json", "baselines.json", "timing_before.json", "timing_after.json", "tuned.json", "command.txt")
+        for name in (
+            "study.json",
+            "plan.json",
+            "baselines.json",
+            "timing_before.json",
+            "timing_after.json",
+            "tuned.json",
+            "command.txt",
+        )
     ),
     *(
         Reader(f"{RUN}/{name}.json", _study)

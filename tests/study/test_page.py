@@ -307,10 +307,7 @@ def nothing_yet() -> ReportData:
 
 def test_the_page_shows_how_parameters_were_optimised_and_both_timings(page: Page) -> None:
     text = page.text
-    assert (
-        "Optimiser groups: all of residual" in text
-        and "Median seconds of a step before the runs and after the last" in text
-    )
+    assert "Optimiser groups: all of residual" in text and "Median seconds of a step before the runs and after the last" in text
     assert "A trial reads 512 k tokens." in text and "a better rate may lie outside: mhc." in text
     assert "Seconds before and after the runs agree within their error." in text
 
