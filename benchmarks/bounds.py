@@ -1,26 +1,37 @@
 """A measured ratio beside the bound that it is to keep."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
+
+from benchmarks.measure import Timing
+
+Side = Literal["at most", "at least"]
 
 
 @dataclass(frozen=True)
 class Bound:
-    """One line of the final table.
+    """One line of the table of bounds.
 
     Attributes:
-        what: what was measured, with its shape.
+        what: was measured, with its shape.
         measured: the ratio or count.
         limit: the bound.
         side: whether the measured value has to be `at most` or `at least` the limit.
         unit: of both numbers.
+        spread: the lowest and the highest ratio of a round.
+        ours: the absolute value behind the ratio.
+        other: what it is compared with, and its absolute value.
     """
 
     what: str
     measured: float
     limit: float
-    side: Literal["at most", "at least"] = "at most"
+    side: Side = "at most"
     unit: str = "x"
+    spread: tuple[float, float] | None = None
+    ours: str = ""
+    other: str = ""
 
     @property
     def kept(self) -> bool:
@@ -28,10 +39,34 @@ class Bound:
         return self.measured <= self.limit if self.side == "at most" else self.measured >= self.limit
 
 
-def bounds_table(bounds: list[Bound]) -> str:
+def over_first(what: str, timings: Sequence[Timing], limit: float, name: str = "") -> Bound:
+    """The bound on our time over that of the first candidate; ours is the named one, or the last."""
+    ours = next((timing for timing in timings if timing.name == name), timings[-1])
+    return Bound(what, ours.ratio, limit, spread=(ours.lowest, ours.highest), ours=_ms(ours), other=_ms(timings[0], named=True))
+
+
+def fastest_over_ours(what: str, ours: Timing, others: Sequence[Timing], limit: float) -> list[Bound]:
+    """The bound on the time of the fastest of others over ours, which is the first candidate; nothing without others."""
+    if not others:
+        return []
+    best = min(others, key=lambda timing: timing.ratio)
+    spread = best.lowest, best.highest
+    return [Bound(what, best.ratio, limit, "at least", spread=spread, ours=_ms(ours), other=_ms(best, named=True))]
+
+
+def _ms(timing: Timing, named: bool = False) -> str:
+    text = f"{timing.seconds * 1e3:.3g} ms" if timing.seconds < 1 else f"{timing.seconds * 1e3:.0f} ms"
+    return f"{timing.name} {text}" if named else text
+
+
+def bounds_table(bounds: Sequence[Bound]) -> str:
     """Lays bounds out as a Markdown table."""
-    lines = ["| what | measured | bound | kept |", "|---|---|---|---|"]
+    lines = ["| what | ours | best other | measured (min..max) | bound | kept |", "|---|---|---|---|---|---|"]
     for b in bounds:
+        spread = "" if b.spread is None else f" ({b.spread[0]:.2f}..{b.spread[1]:.2f})"
         kept = "yes" if b.kept else "**no**"
-        lines.append(f"| {b.what} | {b.measured:.2f} {b.unit} | {b.side} {b.limit:g} {b.unit} | {kept} |")
+        measured = f"{b.measured:.2f}{spread} {b.unit}"
+        lines.append(
+            f"| {b.what} | {b.ours or '-'} | {b.other or '-'} | {measured} | {b.side} {b.limit:.3g} {b.unit} | {kept} |"
+        )
     return "\n".join(lines)

@@ -213,8 +213,7 @@ def rotation(positions: Int[Tensor, "_ T"], table: RotationTable, dtype: torch.d
 
     Source: RoFormer, arXiv:2104.09864, eq. 15; nothing is tabulated, so no position is too large.
     """
-    exponent = torch.arange(0, table.width, 2, device=positions.device, dtype=dtype) / table.width
-    frequencies = table.theta**-exponent
+    frequencies = _frequencies(table.width, table.theta, dtype, positions.device)
     if table.scaling is not None:
         frequencies = table.scaling.scale(frequencies, table.theta)
     angles = positions.to(dtype).unsqueeze(-1) * frequencies
@@ -222,6 +221,15 @@ def rotation(positions: Int[Tensor, "_ T"], table: RotationTable, dtype: torch.d
     if table.scaling is not None:
         cos, sin = cos * table.scaling.magnitude, sin * table.scaling.magnitude
     return torch.cat((cos, cos), dim=-1).unsqueeze(2), torch.cat((-sin, sin), dim=-1).unsqueeze(2)
+
+
+def _frequencies(width: int, theta: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return theta ** -(torch.arange(0, width, 2, device=device, dtype=dtype) / width)
+
+
+# Else a compiler computes the powers anew for every channel of every token, in each layer. All that
+# `torch.compiler.assume_constant_result` does is to set this, but it loads the whole compiler.
+_frequencies.__dict__["_dynamo_marked_constant"] = True
 
 
 def layout_rotation(layout: TokenLayout, table: RotationTable, dtype: torch.dtype) -> Rotation:
@@ -241,4 +249,6 @@ def rotate(x: Float[Tensor, "B T H K"], turn: Rotation) -> Float[Tensor, "B T H 
     """Rotates the channel pairs (i, i + K/2) of every head by the angle of its position."""
     cos, sin = turn
     wide = x.to(statistics_dtype(x))
-    return torch.addcmul(wide * cos, wide.roll(x.shape[-1] // 2, dims=-1), sin).to(x.dtype)
+    first, second = wide.tensor_split(2, dim=-1)
+    # The same as `roll`, whose gradient a compiler computes channel by channel.
+    return torch.addcmul(wide * cos, torch.cat((second, first), dim=-1), sin).to(x.dtype)
