@@ -148,7 +148,7 @@ def test_json_has_all_of_it(capsys: pytest.CaptureFixture[str]) -> None:
     by_name = {row["name"]: row for row in found["methods"]}
     assert set(by_name) == {method.name for method in methods() if method.axis == "sequence"}
     assert by_name["ShortConv"]["design"]["weights"] == "static"
-    assert [loss["study"] for loss in by_name["ShortConv"]["losses"]] == ["local_mixing"]
+    assert [loss["study"] for loss in by_name["ShortConv"]["losses"]] == ["local", "local_mixing"]
 
 
 def test_an_axis_without_designs_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
