@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounter
 
-from twoaxis import ConfigError, Decoder, DecoderConfig
+from twoaxis import ConfigError
 from twoaxis.train import TrainConfig, read_metrics, train
 
 Recipe = Callable[..., TrainConfig]
@@ -58,23 +58,3 @@ def test_compiled_equals_eager(
 def test_static_shapes_need_equal_micro_batches(recipe: Recipe, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"micro_batch_size=3: must be a divisor of batch_size=4 when compiled; change one"):
         train(recipe(compile="model", micro_batch_size=3), tmp_path / "run")
-
-
-@pytest.mark.compile
-def test_frequencies_are_constants_of_a_graph() -> None:
-    """Else the compiler computes a power for every channel of every token, in each layer: an eighth of a step was measured."""
-    operations: list[str] = []
-
-    def look(graph: torch.fx.GraphModule, _: Any) -> Any:
-        operations.extend(str(node.target) for node in graph.graph.nodes)
-        return graph
-
-    torch._dynamo.reset()
-    model = Decoder.build(DecoderConfig(vocab_size=32, d_model=16, n_layers=2))
-    tokens = torch.zeros(1, 4, dtype=torch.int64)
-    try:
-        compiled = torch.compile(model, backend=look)(tokens)
-    finally:
-        torch._dynamo.reset()
-    torch.testing.assert_close(compiled, model(tokens))
-    assert any("cos" in name for name in operations) and not any("pow" in name for name in operations)

@@ -213,7 +213,8 @@ def rotation(positions: Int[Tensor, "_ T"], table: RotationTable, dtype: torch.d
 
     Source: RoFormer, arXiv:2104.09864, eq. 15; nothing is tabulated, so no position is too large.
     """
-    frequencies = _frequencies(table.width, table.theta, dtype, positions.device)
+    exponent = torch.arange(0, table.width, 2, device=positions.device, dtype=dtype) / table.width
+    frequencies = table.theta**-exponent
     if table.scaling is not None:
         frequencies = table.scaling.scale(frequencies, table.theta)
     angles = positions.to(dtype).unsqueeze(-1) * frequencies
@@ -221,15 +222,6 @@ def rotation(positions: Int[Tensor, "_ T"], table: RotationTable, dtype: torch.d
     if table.scaling is not None:
         cos, sin = cos * table.scaling.magnitude, sin * table.scaling.magnitude
     return torch.cat((cos, cos), dim=-1).unsqueeze(2), torch.cat((-sin, sin), dim=-1).unsqueeze(2)
-
-
-def _frequencies(width: int, theta: float, dtype: torch.dtype, device: torch.device) -> Tensor:
-    return theta ** -(torch.arange(0, width, 2, device=device, dtype=dtype) / width)
-
-
-# Else a compiler computes the powers anew for every channel of every token, in each layer. All that
-# `torch.compiler.assume_constant_result` does is to set this, but it loads the whole compiler.
-_frequencies.__dict__["_dynamo_marked_constant"] = True
 
 
 def layout_rotation(layout: TokenLayout, table: RotationTable, dtype: torch.dtype) -> Rotation:
