@@ -64,7 +64,7 @@ conformance: $(DEV)  ## runs the conformance checks of one mixer: make conforman
 	CONFORMANCE=every $(PYTEST) tests/conformance -k "$(or $(NAME),$(error say which mixer: make conformance NAME=deep_delta))"
 	$(PYTEST) tests/conformance -m compile -k "$(NAME)"
 
-bench: $(PEERS)/.installed  ## compares speed and memory with other libraries, as ratios in one run of up to 20 minutes
+bench: $(PEERS)/.installed  ## compares speed and memory with other libraries, as ratios in one run
 	$(PEERS)/bin/python -m benchmarks --save benchmarks/results/cpu.md
 
 # What fails in an engine is kept too, and the page says so.

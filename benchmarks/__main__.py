@@ -8,7 +8,7 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
-from benchmarks import backbone, decode, depth, depth_read, graphs, sequence
+from benchmarks import backbone, decode, depth, depth_read, graphs, sequence, short_swa
 from benchmarks.bounds import Bound, bounds_table
 from benchmarks.conformance import all_mixers_are_right
 from benchmarks.measure import header_lines
@@ -16,6 +16,7 @@ from benchmarks.measure import header_lines
 SECTIONS = {
     "graphs": graphs.run,
     "depth_read": depth_read.run,
+    "short_swa": short_swa.run,
     "depth": depth.run,
     "sequence": sequence.run,
     "backbone": backbone.run,

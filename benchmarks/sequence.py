@@ -64,9 +64,10 @@ def _windows(rounds: int) -> list[Bound]:
     for name, pairs in against.items():
         worst = max(pairs, key=lambda pair: pair[1].ratio)
         bounds.append(over_first(f"windowed attention, {name}, worst of {len(pairs)} shapes / fastest formulation", worst, 1.3))
-        growth = seconds[name, 8192, 128] / seconds[name, 2048, 128]
+    for name, window in itertools.product(against, WINDOWS):
+        growth = seconds[name, 8192, window] / seconds[name, 2048, window]
         # Beyond the caches a token costs more; six tells linear from quadratic, which is 16.
-        bounds.append(Bound(f"{name}, w=128: time at T=8192 / at T=2048 (linear is 4)", growth, 6.0))
+        bounds.append(Bound(f"{name}, w={window}: time at T=8192 / at T=2048 (linear is 4)", growth, 6.0))
     return bounds
 
 

@@ -119,3 +119,16 @@ def test_a_missing_file_is_no_table_and_refutes_nothing(tmp_path: Path, monkeypa
 
 def test_growth_is_that_of_the_kept_result() -> None:
     assert "4.56 x (Intel" in chunks.growth()
+
+
+def test_growth_is_read_by_the_name_of_its_column(monkeypatch: Patch) -> None:
+    """The table of bounds once began with what is measured, and now with the absolute value."""
+    row = [f"{chunks.TIMES} (linear is 4)", "2 ms", "-", "4.50 x", "at most 6 x", "yes"]
+    columns = ("what", "ours", "best other", "measured (min..max)", "bound", "kept")
+    machine = {"machine": "a machine", "torch": "0"}
+    windows, bounds = (
+        KeptTable("a.md", machine, "Windowed attention", ("x",), ()),
+        KeptTable("a.md", machine, "Bounds", columns, [row]),
+    )
+    monkeypatch.setattr(benchmarks, "kept_tables", lambda path: (windows, bounds))
+    assert "(linear is 4): 4.50 x (a machine" in chunks.growth()

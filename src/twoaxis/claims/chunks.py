@@ -137,7 +137,8 @@ def growth() -> str:
     row = next((row for row in bounds.rows if row[0].startswith(TIMES)), None) if bounds else None
     if bounds is None or row is None:
         return "Time is measured in benchmarks alone; none is kept."
-    return f"Time is measured in benchmarks alone: {row[0]}: {row[1]} ({bounds.where}; {bounds.path})."
+    measured = row[next(i for i, name in enumerate(bounds.columns) if name.startswith("measured"))]
+    return f"Time is measured in benchmarks alone: {row[0]}: {measured} ({bounds.where}; {bounds.path})."
 
 
 CLAIM = Claim(
