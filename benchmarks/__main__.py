@@ -8,13 +8,12 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
-from benchmarks import backbone, decode, depth, depth_read, graphs, sequence, short_swa
+from benchmarks import backbone, decode, depth, depth_read, sequence, short_swa
 from benchmarks.bounds import Bound, bounds_table
 from benchmarks.conformance import all_mixers_are_right
 from benchmarks.measure import header_lines
 
 SECTIONS = {
-    "graphs": graphs.run,
     "depth_read": depth_read.run,
     "short_swa": short_swa.run,
     "depth": depth.run,

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch._dynamo.testing import CompileCounter
+from torch._dynamo.testing import CompileCounterWithBackend
 
-from twoaxis import ConfigError
+from twoaxis import ConfigError, Decoder
 from twoaxis.train import TrainConfig, read_metrics, train
 
 Recipe = Callable[..., TrainConfig]
@@ -37,7 +37,7 @@ def test_compiled_equals_eager(
     run = {"steps": 3, "validate_every": 2, "micro_batch_size": 2, "model": model}
     train(recipe(**run), tmp_path / "eager")
 
-    frames = CompileCounter()
+    frames = CompileCounterWithBackend("eager")
     real = torch.compile
 
     def counted(function: Any, **options: Any) -> Any:
@@ -51,8 +51,16 @@ def test_compiled_equals_eager(
     finally:
         torch._dynamo.reset()
     assert frames.frame_count == graphs
+    # Opaque, so that no layer computes it again.
+    assert sum("twoaxis.rotation" in str(node.target) for graph in frames.graphs for node in graph.graph.nodes) == 1
     losses = [[record.loss for record in read_metrics(tmp_path / name / "metrics.jsonl")] for name in ("eager", "compiled")]
     torch.testing.assert_close(losses[1], losses[0], rtol=1e-5, atol=0.0)
+
+
+def test_an_exported_model_needs_no_operator_of_ours() -> None:
+    model = Decoder.build({"vocab_size": 8, "d_model": 8, "n_layers": 1})
+    exported = torch.export.export(model, (torch.zeros(1, 4, dtype=torch.long),))
+    assert "twoaxis" not in exported.graph_module.code
 
 
 def test_static_shapes_need_equal_micro_batches(recipe: Recipe, tmp_path: Path) -> None:

@@ -217,11 +217,27 @@ def rotation(positions: Int[Tensor, "_ T"], table: RotationTable, dtype: torch.d
     frequencies = table.theta**-exponent
     if table.scaling is not None:
         frequencies = table.scaling.scale(frequencies, table.theta)
-    angles = positions.to(dtype).unsqueeze(-1) * frequencies
+    opaque = torch.compiler.is_compiling() and not torch.compiler.is_exporting() and positions.device.type == "cpu"
+    cos, sin = torch.ops.twoaxis.rotation(positions, frequencies) if opaque else _rotation(positions, frequencies)
+    return (cos, sin) if table.scaling is None else (cos * table.scaling.magnitude, sin * table.scaling.magnitude)
+
+
+def _rotation(positions: Tensor, frequencies: Tensor) -> tuple[Tensor, Tensor]:
+    angles = positions.to(frequencies.dtype).unsqueeze(-1) * frequencies
     cos, sin = angles.cos(), angles.sin()
-    if table.scaling is not None:
-        cos, sin = cos * table.scaling.magnitude, sin * table.scaling.magnitude
     return torch.cat((cos, cos), dim=-1).unsqueeze(2), torch.cat((-sin, sin), dim=-1).unsqueeze(2)
+
+
+def _empty_rotation(positions: Tensor, frequencies: Tensor) -> tuple[Tensor, Tensor]:
+    shape = *positions.shape, 1, 2 * frequencies.shape[0]
+    return frequencies.new_empty(shape), frequencies.new_empty(shape)
+
+
+# Opaque to a compiler, which would else compute powers, cosines and sines again for each head of each layer.
+_LIBRARY = torch.library.Library("twoaxis", "FRAGMENT")
+_LIBRARY.define("rotation(Tensor positions, Tensor frequencies) -> (Tensor, Tensor)")
+_LIBRARY.impl("rotation", _rotation, "CPU")
+torch.library.register_fake("twoaxis::rotation", _empty_rotation, lib=_LIBRARY)
 
 
 def layout_rotation(layout: TokenLayout, table: RotationTable, dtype: torch.dtype) -> Rotation:

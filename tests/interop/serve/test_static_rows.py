@@ -91,7 +91,9 @@ def test_every_program_is_compiled_at_start(monkeypatch: pytest.MonkeyPatch) -> 
     from torch._dynamo.testing import CompileCounterWithBackend
 
     backend = CompileCounterWithBackend("aot_eager")
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
+    compiled = torch.compile
+    # The options are those of another backend.
+    monkeypatch.setattr(torch, "compile", lambda step, options, **given: compiled(step, backend=backend, **given))
     monkeypatch.setattr(static_cache, "ROOM_TOKENS", 8)
     attention, convolution = {"kind": "attention", "n_heads": 2}, {"kind": "short_conv"}
     sizes = {"vocab_size": 40, "d_model": 8, "n_layers": 1, "max_seq_len": 32, "embedding_std": 0.5}
