@@ -29,6 +29,7 @@ from benchmarks.peers import PeerShape
 from twoaxis import generate
 from twoaxis.core.cost import Shape
 from twoaxis.ledger.decoder_memory import decoder_trace
+from twoaxis.model.cost import decoder_cost
 
 SHAPE = PeerShape()
 NEW_TOKENS = 32
@@ -114,14 +115,16 @@ def run(rounds: int, names: Sequence[str] = (), compiled: bool = False) -> list[
     memory = _peak_memory(chosen) if names else {}
     fast = _against_residual(chosen, _compiled_step, rounds) if compiled else {}
     print(f"### Depth mixers, {SHAPE}, training step and decoding of {NEW_TOKENS} tokens after 128, ratios to the residual\n")
-    print("| mixer | step (min..max) | compiled | saved bytes | peak memory | decode | above residual / floor |")
-    print("|---|---|---|---|---|---|---|")
+    print("| mixer | step (min..max) | FLOPs | compiled | saved bytes | peak memory | decode | above residual / floor |")
+    print("|---|---|---|---|---|---|---|---|")
     for name, candidate in chosen.items():
         t = timings[name]
         peak = f"{memory[name].step_bytes / memory['residual'].step_bytes:.2f}" if memory else "-"
         step = f"**{t.ratio:.2f}** ({t.lowest:.2f}..{t.highest:.2f})"
+        flops = f"{_flops(candidate.depth) / _flops('residual'):.2f}"
         kept, above = f"{saved[name] / saved['residual']:.2f}", _above_floor(candidate.depth, t)
-        print(f"| {name} | {step} | {_ratio(fast.get(name))} | {kept} | {peak} | {_ratio(decoding.get(name))} | {above} |")
+        cells = (flops, _ratio(fast.get(name)), kept, peak, _ratio(decoding.get(name)), above)
+        print(f"| {name} | {step} | {' | '.join(cells)} |")
     print()
     bounds = [
         over_first(f"training step, {name} / residual", (timings["residual"], timings[name]), candidate.bound)
@@ -181,6 +184,11 @@ def saved_bytes(step: Callable[[], object]) -> int:
     with saved_tensors_hooks(note, lambda tensor: tensor):
         step()
     return sum(storages.values())
+
+
+def _flops(depth: Any) -> int:
+    """Floating-point operations of a forward pass."""
+    return decoder_cost(models.decoder(SHAPE, depth).config, Shape(SHAPE.batch, SHAPE.max_seq_len)).flops
 
 
 def _above_floor(depth: Any, timing: Timing) -> str:

@@ -120,6 +120,12 @@ def old() -> ReportData:
     return before_the_gate(read_report(OLD))
 
 
+def test_an_answer_names_the_arm_that_the_study_asks_about() -> None:
+    report = read_report(STUDIES / "results" / "local" / "report.json")
+    asked = "At equal tokens, short_swa_8 is undecided (+0.014 nats); 3 of 8 arms lower the loss, most ngram_table (\u22120.064)."
+    assert answer(report) == asked
+
+
 def baselines(chance: float) -> Baselines:
     one = SeedBaselines(chance=chance, majority=0.04, in_context=0.67, counted=9600)
     return Baselines(by_seed=dict.fromkeys(range(51, 56), one))

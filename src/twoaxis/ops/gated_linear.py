@@ -19,10 +19,17 @@ def silu_gate(gate_and_value: Float[Tensor, "*n two_F"], impl: Impl = "fused") -
     Source: GLU Variants Improve Transformer, arXiv:2002.05202, eq. 6
     Cost:   flops 5*F per row; the fused engine saves its input only
     """
-    if runs_plain(impl) or not torch.is_grad_enabled():
+    if runs_plain(impl):
         a, b = gate_and_value.chunk(2, dim=-1)
         return F.silu(a) * b
+    if not torch.is_grad_enabled():
+        return _silu_gate(gate_and_value)
     return _SiluGate.apply(gate_and_value)
+
+
+def _silu_gate(gate_and_value: Tensor) -> Tensor:
+    a, b = gate_and_value.chunk(2, dim=-1)
+    return F.silu(a).mul_(b)
 
 
 # Measured, a training step with the plain form: 1.01 of the time, 1.14 of the saved bytes in float32, 1.14 in bfloat16.
@@ -30,8 +37,7 @@ class _SiluGate(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, gate_and_value: Tensor) -> Tensor:
         ctx.save_for_backward(gate_and_value)
-        a, b = gate_and_value.chunk(2, dim=-1)
-        return F.silu(a).mul_(b)
+        return _silu_gate(gate_and_value)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """The answer of a study in one sentence of about 20 words, and its findings in detail."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 
 from twoaxis.display import numbers as words
 from twoaxis.study.report_data import UNITS, ArmData, Charge, ComparisonData, ReportData
@@ -149,25 +149,30 @@ def _by_arms(report: ReportData, arms: Mapping[str, ArmData]) -> str:
     # Writes the unit once, with the first number.
     found_so = "the loss is" if by["better"] else f"{_NONE_LOWERS}: it is"
     full = f"{_capital(equal)} {found_so} {', '.join(parts)}.".replace(")", " nats)", 1)
-    return full if _fits(full) else _counted(found, by, len(arms), len(without), equal)
+    return full if _fits(full) else _counted(found, by, len(arms), len(without), equal, {one.arm for one in report.asked})
 
 
 _WORDS = (("better", "lower"), ("worse", "higher"))
 _NONE_LOWERS = "no arm is shown to lower the loss"
 
 
-def _counted(found: Compared, by: Mapping[str, Sequence[str]], n: int, without: int, equal: str) -> str:
+def _counted(
+    found: Compared, by: Mapping[str, Sequence[str]], n: int, without: int, equal: str, asked: Set[str] = frozenset()
+) -> str:
+    """The numbers of arms by verdict, behind that of the one arm that all contrasts of the study ask about."""
     better, worse, undecided = (by[kind] for kind in ("better", "worse", "undecided"))
     lower = f"{len(better)} of {n} arms {_verb('lower', better)} the loss{_most(found, better)}"
     parts = [lower if better else _NONE_LOWERS]
     parts += [f"{len(worse)} {_verb('raise', worse)} it{'' if better else _most(found, worse)}"] if worse else []
     rest = [f"{len(undecided)} undecided"] if undecided else []
     rest += [f"{without} without verdict"] if without else []
-    full, short = (
-        f"{_capital(equal)}, {'; '.join([*parts, *ends])}.".replace(")", " nats)", 1)
-        for ends in (rest, [f"{len(undecided) + without} open"])
-    )
-    return full if _fits(full) else short
+    start, subject = _capital(equal), next(iter(asked), "")
+    said = [[*parts, *rest], [*parts, f"{len(undecided) + without} open"]]
+    if len(asked) == 1 and subject in found and (verdict := found[subject].verdict):
+        one = f"{subject} is {verdict} ({_effect(found[subject])})"
+        said = [[one, *parts, *rest], [one, *parts], [one, parts[0]], *said]
+    sentences = [f"{start}, {'; '.join(each)}.".replace(")", " nats)", 1) for each in said]
+    return next(filter(_fits, sentences), sentences[-1])
 
 
 def _fits(sentence: str) -> bool:
