@@ -11,8 +11,8 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent
 WRITTEN = ROOT / "src" / "twoaxis" / "claims" / "kept_benchmarks.json"
-FILES = ("depth-2-core-cpu.md", "sequence-2-core-cpu.md")
-"""Results of the two axes, which were measured on the same machine."""
+FILES = ("cpu.md",)
+"""Results of one run each."""
 
 
 def main() -> int:

@@ -68,7 +68,7 @@ def kept_tables(path: Path = KEPT) -> tuple[KeptTable, ...]:
 
     Example:
         >>> kept_tables()[0].path
-        'benchmarks/results/depth-2-core-cpu.md'
+        'benchmarks/results/cpu.md'
     """
     return tuple(KeptTable(**table) for table in json.loads(path.read_text(encoding="utf-8")))
 

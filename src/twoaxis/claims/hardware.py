@@ -152,7 +152,8 @@ def compute() -> Finding:
     evidence.append("Blocks x width: " + "; ".join(f"{size.name}, {_batch(size.shape)}" for size in SIZES) + ".")
     verdict = decide(ledger, [one.side for one in timed])
     table = EvidenceTable(("model", "placement", *QUANTITIES), tuple(rows))
-    return Finding(verdict, "", tuple(evidence), table, tuple(one.path for one in tables if one is not None))
+    links = dict.fromkeys(one.path for one in tables if one is not None)
+    return Finding(verdict, "", tuple(evidence), table, tuple(links))
 
 
 class Timed(NamedTuple):
