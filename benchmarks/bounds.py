@@ -6,8 +6,6 @@ from typing import Literal
 
 from benchmarks.measure import Timing
 
-Side = Literal["at most", "at least"]
-
 
 @dataclass(frozen=True)
 class Bound:
@@ -27,7 +25,7 @@ class Bound:
     what: str
     measured: float
     limit: float
-    side: Side = "at most"
+    side: Literal["at most", "at least"] = "at most"
     unit: str = "x"
     spread: tuple[float, float] | None = None
     ours: str = ""

@@ -117,11 +117,12 @@ def run(rounds: int, names: Sequence[str] = (), compiled: bool = False) -> list[
     print(f"### Depth mixers, {SHAPE}, training step and decoding of {NEW_TOKENS} tokens after 128, ratios to the residual\n")
     print("| mixer | step (min..max) | FLOPs | compiled | saved bytes | peak memory | decode | above residual / floor |")
     print("|---|---|---|---|---|---|---|---|")
+    plain = _flops("residual")
     for name, candidate in chosen.items():
         t = timings[name]
         peak = f"{memory[name].step_bytes / memory['residual'].step_bytes:.2f}" if memory else "-"
         step = f"**{t.ratio:.2f}** ({t.lowest:.2f}..{t.highest:.2f})"
-        flops = f"{_flops(candidate.depth) / _flops('residual'):.2f}"
+        flops = f"{_flops(candidate.depth) / plain:.2f}"
         kept, above = f"{saved[name] / saved['residual']:.2f}", _above_floor(candidate.depth, t)
         cells = (flops, _ratio(fast.get(name)), kept, peak, _ratio(decoding.get(name)), above)
         print(f"| {name} | {step} | {' | '.join(cells)} |")
@@ -188,7 +189,7 @@ def saved_bytes(step: Callable[[], object]) -> int:
 
 def _flops(depth: Any) -> int:
     """Floating-point operations of a forward pass."""
-    return decoder_cost(models.decoder(SHAPE, depth).config, Shape(SHAPE.batch, SHAPE.max_seq_len)).flops
+    return decoder_cost(models.config(SHAPE, depth), Shape(SHAPE.batch, SHAPE.max_seq_len)).flops
 
 
 def _above_floor(depth: Any, timing: Timing) -> str:
@@ -206,7 +207,7 @@ def _bytes_per_second() -> float:
 
 
 def _floor_seconds(depth: Any) -> float:
-    config = models.decoder(SHAPE, depth).config
+    config = models.config(SHAPE, depth)
     stack, shape = config.stack, Shape(SHAPE.batch, SHAPE.max_seq_len)
     traced = decoder_trace(config, shape)
     extra = [traced.state_elements(site.index) - stack.d_model for site in stack.sites]

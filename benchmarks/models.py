@@ -10,12 +10,17 @@ from benchmarks.peers import PeerShape
 from twoaxis import Decoder, DecoderConfig
 
 
-def decoder(shape: PeerShape, depth: Any = "residual", mixers: Sequence[Any] = ()) -> Decoder:
+def config(shape: PeerShape, depth: Any = "residual", mixers: Sequence[Any] = ()) -> DecoderConfig:
     """The decoder that the peers also build, with a depth mixer, and these sublayers in place of attention."""
     attention = {"kind": "attention", "n_heads": shape.n_heads}
     blocks = [[*(mixers or [attention]), {"kind": "swiglu", "d_ff": shape.d_ff}]]
     sizes = {name: getattr(shape, name) for name in ("vocab_size", "d_model", "n_layers", "max_seq_len")}
-    return Decoder.build(DecoderConfig.from_data({**sizes, "depth": depth, "blocks": blocks}))
+    return DecoderConfig.from_data({**sizes, "depth": depth, "blocks": blocks})
+
+
+def decoder(shape: PeerShape, depth: Any = "residual", mixers: Sequence[Any] = ()) -> Decoder:
+    """The decoder of this configuration, with its weights."""
+    return Decoder.build(config(shape, depth, mixers))
 
 
 def loss_step(model: Decoder, tokens: Tensor, loss: Callable[..., Any] | None = None) -> Callable[[], Tensor]:

@@ -156,9 +156,7 @@ _WORDS = (("better", "lower"), ("worse", "higher"))
 _NONE_LOWERS = "no arm is shown to lower the loss"
 
 
-def _counted(
-    found: Compared, by: Mapping[str, Sequence[str]], n: int, without: int, equal: str, asked: Set[str] = frozenset()
-) -> str:
+def _counted(found: Compared, by: Mapping[str, Sequence[str]], n: int, without: int, equal: str, asked: Set[str]) -> str:
     """The numbers of arms by verdict, behind that of the one arm that all contrasts of the study ask about."""
     better, worse, undecided = (by[kind] for kind in ("better", "worse", "undecided"))
     lower = f"{len(better)} of {n} arms {_verb('lower', better)} the loss{_most(found, better)}"
