@@ -1,6 +1,7 @@
 """`python benchmarks/backward.py`: what every hand-written backward pass gains in a training step, over its plain form.
 
-A pass that gains less than a tenth of a step, in time or in what the step saves for its backward pass, is not worth its code.
+Kernels are off, since they replace such passes. A pass that gains less than a tenth of a step, in time or in what the step
+saves for its backward pass, is not worth its code.
 Saved bytes are counted, in three precisions, and do not depend on the machine's load: `--rounds 0` counts them alone.
 """
 
@@ -24,6 +25,7 @@ from benchmarks.measure import header_lines, interleave
 from benchmarks.peers import PeerShape
 from twoaxis import Decoder
 from twoaxis.core.measure import saved_bytes
+from twoaxis.ops.gpu import launch
 
 SHAPE = PeerShape()
 ATTENTION = {"kind": "attention", "n_heads": SHAPE.n_heads}
@@ -63,13 +65,18 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=list(OPERATORS), choices=list(OPERATORS), metavar="OPERATOR")
     options = parser.parse_args()
     print(header_lines(), "\n")
+    with launch.without_kernels():
+        _table(options.only, options.rounds)
+
+
+def _table(names: list[str], rounds: int) -> None:
     print(f"| operator | plain step / step (min..max) | {' | '.join(f'saved bytes, {name}' for name in PRECISIONS)} |")
     print("|---|---|---|---|---|")
-    for name in options.only:
+    for name in names:
         module, depth, sublayers = OPERATORS[name]
         function = name.partition(":")[0]
         model = models.decoder(SHAPE, depth, sublayers)
-        time = _time(model, module, function, options.rounds) if options.rounds else "-"
+        time = _time(model, module, function, rounds) if rounds else "-"
         saved = [f"{_saved_ratio(model, module, function, *precision):.2f}" for precision in PRECISIONS.values()]
         print(f"| {name} | {time} | {' | '.join(saved)} |", flush=True)
 

@@ -188,6 +188,9 @@ def test_a_mixer_refuses_arguments_it_has_no_use_for() -> None:
     for wrong in (lambda: mixer(x, layouts=None), lambda: mixer(x, None, None, 7), lambda: mixer(x, None, mask=x)):
         with pytest.raises(ConfigError, match=r"^ShortSWA: arguments=.+ must be context, layout, cache; leave others out$"):
             wrong()
+    # As a shortcut is called.
+    with pytest.raises(ConfigError, match=r"^ShortSWA: layout='Tensor': must be a TokenLayout; leave it out where"):
+        mixer(x, x)
     with pytest.raises(ConfigError, match="d_model is given twice"):
         untyped(None, 64, d_model=32)
     with pytest.raises(ConfigError, match=r"norm_eps=inf: must be a finite number"):

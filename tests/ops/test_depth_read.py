@@ -105,7 +105,8 @@ def test_saved_bytes_are_linear_in_the_sources() -> None:
     tokens, D, element = 2 * 8, 16, 4
     for n in (4, 8, 16, 24):
         total, extra = saved_storages(n)
-        assert extra == 3 * n * tokens * element, "one score, one weight and one inverse rms per source and token"
+        # C kernels copy the inverse rms and save the logarithm of the sum, plain PyTorch saves weights.
+        assert extra <= (3 * n + 1) * tokens * element, "three numbers per source and token, and one per token"
         assert total - extra <= (D + (n + 1) * tokens * D) * element, "query, sources, output"
 
 

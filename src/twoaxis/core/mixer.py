@@ -188,7 +188,7 @@ def accept_rows(module: nn.Module) -> nn.Module:
     Padding may hold anything: it is taken for zeros, as in a decoder.
 
     Raises (when the module is called):
-        ConfigError: a cache without a layout, which has the positions of the next tokens.
+        ConfigError: a cache without a layout, which has the positions of the next tokens; a layout that is something else.
     """
     module.register_forward_pre_hook(_with_layout, with_kwargs=True)
     return module
@@ -211,5 +211,8 @@ def _with_layout(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
             raise ConfigError("layout=None: must be given with a cache; pass TokenLayout.contiguous(tokens, start)")
         tokens = context[0] if isinstance(context, QKV) else context
         layout = TokenLayout.contiguous(tokens.shape[1], device=tokens.device)
+    if not isinstance(layout, TokenLayout):
+        got, remedy = type(layout).__name__, "leave it out where every row is one document"
+        raise ConfigError(problem(f"{type(module).__name__}: layout", got, "a TokenLayout", remedy))
     finite = layout.without_padding
     return (QKV(*map(finite, context)) if isinstance(context, QKV) else finite(context), layout, cache), {}

@@ -12,6 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from twoaxis.core.errors import ConfigError
+from twoaxis.ops.cpu import sums
 from twoaxis.ops.precision import Impl, outside_autocast, runs_plain, statistics_dtype
 
 
@@ -58,6 +59,7 @@ def causal_conv(
 
     Equation: y_t = b + sum_(s=0..k-1) w_(k-1-s) x_(t-ds), over tokens of the document of t, zeros before its start
     Shapes:   sums in the precision of statistics, rounded once
+    Engines:  on a CPU kernels in C: float32, at most 64 taps in all. Everything else runs in torch's engine
     Cost:     flops 2*k*C per token; saves x and the weight
 
     Args:
@@ -181,7 +183,9 @@ class _CausalConv(torch.autograd.Function):
         ctx: Any, weights: Tensor, bias: Tensor | None, documents: Tensor | None, tokens: int, dilation: int, *rows: Tensor
     ) -> Tensor:
         ctx.save_for_backward(weights, bias, documents, *rows)
-        ctx.tokens, ctx.dilation = tokens, dilation
+        ctx.tokens, ctx.dilation, ctx.in_c = tokens, dilation, sums.serves_conv(rows, weights, bias)
+        if ctx.in_c:
+            return sums.causal_conv(rows, weights, bias, documents, tokens, dilation)
         dtype, past = statistics_dtype(rows[0]), rows[0].shape[1] - tokens
         taps = weights.to(dtype)
         y, *others = (_slide(x.to(dtype), own, dilation) for x, own in zip(rows, taps, strict=True))
@@ -199,6 +203,10 @@ class _CausalConv(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         weights, bias, documents, *rows = ctx.saved_tensors
+        if ctx.in_c:
+            given = grad_outputs[0], rows, weights, bias, documents, ctx.dilation, ctx.needs_input_grad[5:]
+            grad_weights, grad_bias, grad_rows = sums.causal_conv_backward(*given)
+            return grad_weights, grad_bias, None, None, None, *grad_rows
         dtype, tokens, dilation, kernel = statistics_dtype(rows[0]), ctx.tokens, ctx.dilation, weights.shape[-1]
         grad, taps = grad_outputs[0].to(dtype), weights.to(dtype)
         grad_bias = None if bias is None else grad.sum((0, 1)).to(bias.dtype)

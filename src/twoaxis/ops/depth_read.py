@@ -43,8 +43,9 @@ def depth_read(
     Deviates: the inverse rms of a source is given, since it is the same at every read of that source. One with a gradient
               (`source_factor`) receives it; one without is a statistic, and the source receives what flows through it
     Engines:  on a GPU kernels, also under `torch.compile`: 16 or 32 bits, at most 63 sources and 8192 numbers per row, heads
-              padded to powers of two; they use no atomics, so runs repeat to the bit. Everything else runs in plain PyTorch,
-              and rows that are not contiguous or begin at no multiple of 16 bytes are copied
+              padded to powers of two; on a CPU kernels in C: float32, at most 63 sources. They use no atomics, so
+              runs repeat to the bit. Everything else runs in plain PyTorch, and rows that are not contiguous or begin at no
+              multiple of 16 bytes are copied
     Cost:     flops 4*D per source and token, H more for normalised values; saves the sources themselves and 1 + 2*H numbers
               per source and token
 
@@ -99,8 +100,9 @@ def _read(
     """Computes the read with kernels where they serve it, else in torch, which leaves the sources as they are."""
     _check(sources, inverse_rms)
     given = sources, inverse_rms, query, n_heads, stream, scale, normalised
+    others = *inverse_rms, query, stream, scale
     chooses = len(sources) > 1 or normalised
-    if impl == "fused" and chooses and depth_read_operator.serves(sources, n_heads):
+    if impl == "fused" and chooses and depth_read_operator.serves(sources, n_heads, others):
         return PassingRead(*depth_read_operator.read(*given, passes=passes))
     return PassingRead(_in_torch(*given), tuple(sources))
 
@@ -182,7 +184,7 @@ def passing_factor(
 
 def _factor(v: Tensor, eps: float, impl: Impl, passes: bool) -> tuple[Tensor, ...]:
     """The factor and, where a kernel passes it on, the source."""
-    if impl == "fused" and depth_read_operator.serves([v], 1):
+    if impl == "fused" and depth_read_operator.serves([v], 1, ()):
         return norm_operator.source_factor(v, eps, passes)
     if runs_plain(impl):
         return (torch.rsqrt(v.to(statistics_dtype(v)).square().mean(-1) + eps),)

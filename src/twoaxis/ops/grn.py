@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from twoaxis.core.errors import ConfigError
+from twoaxis.ops.cpu import sums
 from twoaxis.ops.norm import inverse_rms
 from twoaxis.ops.precision import Impl, outside_autocast, runs_plain, statistics_dtype
 
@@ -43,6 +44,7 @@ def grn(
     Equation: y_c = sum_j (b_cj + s_cj) * v_j,  s_cj = sigma(w_cj^T v_j);  with a gain: s_cj = sigma(w_cj^T RMSNorm(v_j))
     Source:   DeepCrossAttention, arXiv:2502.06785v2, GRN-v3
     Shapes:   R = S, or R = 1 for one w for all sources; each y_c in the dtype of the sources, rounded once
+    Engines:  on a CPU kernels in C, in float32. Everything else runs in torch's engine
     Cost:     matrix product flops 2*D and 4*D more per source, way and token; saves the sources and C numbers per source and
               token, one more with a gain
 
@@ -123,6 +125,11 @@ class _GRN(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         dtype, shape = statistics_dtype(sources[0]), sources[0].shape
         weight = _effective(score_weight, score_gain, dtype)
+        ctx.activation, ctx.in_c = activation, sums.serves_grn(sources, bias, score_weight)
+        if ctx.in_c:
+            results, z, inverse = sums.grn(sources, bias, weight, activation, None if score_gain is None else eps)
+            ctx.save_for_backward(bias, score_weight, score_gain, z, inverse, *sources)
+            return tuple(results)
         wide_bias = bias.to(dtype)
         rows = [v.reshape(-1, shape[-1]) for v in sources]
         C, S, N = bias.shape[0], len(sources), rows[0].shape[0]
@@ -143,7 +150,6 @@ class _GRN(torch.autograd.Function):
                 else:
                     totals[c].addcmul_(x, buffer)
         ctx.save_for_backward(bias, score_weight, score_gain, z, inverse, *sources)
-        ctx.activation = activation
         return tuple(total.view(shape).to(sources[0].dtype) for total in totals)
 
     @staticmethod
@@ -153,6 +159,10 @@ class _GRN(torch.autograd.Function):
         bias, score_weight, score_gain, z, inverse, *sources = ctx.saved_tensors
         dtype, D = z.dtype, bias.shape[-1]
         weight, wide_bias = _effective(score_weight, score_gain, dtype), bias.to(dtype)
+        if ctx.in_c:
+            given = sources, bias, weight, z, inverse, ctx.activation, ctx.needs_input_grad[5:]
+            grad_bias, grad_weight, grad_sources = sums.grn_backward(grad_outputs, *given)
+            return _through_gain(bias, score_weight, score_gain, grad_bias, grad_weight, grad_sources)
         grads = [grad.reshape(-1, D).to(dtype) for grad in grad_outputs]
         grad_bias, grad_weight = torch.empty_like(wide_bias), torch.zeros_like(weight)
         grad_s, buffer = torch.empty_like(z[0]), torch.empty_like(grads[0])
@@ -180,11 +190,23 @@ class _GRN(torch.autograd.Function):
             if along is not None:
                 grad_x.addcmul_(x, along)
             grad_sources.append(grad_x.view(v.shape).to(v.dtype))
-        grad_gain = None
-        if score_gain is not None:
-            grad_gain = (grad_weight * score_weight).sum((0, 1)).to(score_gain.dtype)
-            grad_weight = grad_weight * score_gain
-        return grad_bias.to(bias.dtype), grad_weight.to(score_weight.dtype), grad_gain, None, None, *grad_sources
+        return _through_gain(bias, score_weight, score_gain, grad_bias, grad_weight, grad_sources)
+
+
+def _through_gain(
+    bias: Tensor,
+    score_weight: Tensor,
+    score_gain: Tensor | None,
+    grad_bias: Tensor,
+    grad_weight: Tensor,
+    grad_sources: Sequence[Tensor | None],
+) -> tuple[Tensor | None, ...]:
+    """All gradients of the operator, from that of the weight with the gain in it."""
+    grad_gain = None
+    if score_gain is not None:
+        grad_gain = (grad_weight * score_weight).sum((0, 1)).to(score_gain.dtype)
+        grad_weight = grad_weight * score_gain
+    return grad_bias.to(bias.dtype), grad_weight.to(score_weight.dtype), grad_gain, None, None, *grad_sources
 
 
 def _slope(activation: Activation, z: Tensor) -> Tensor:

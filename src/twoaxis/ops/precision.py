@@ -14,8 +14,8 @@ from twoaxis.core.errors import ConfigError, nearest
 Impl = Literal["fused", "reference"]
 """The engine that computes an operator; the result is the same, and no engine replaces another silently.
 
-`fused` has hand-written backward passes and, on a GPU, the kernels of `ops.gpu` where there are some; the environment of a run
-says whether they were on.
+`fused` has hand-written backward passes and, where there are some, the kernels of `ops.gpu` or of `ops.cpu`; the environment of
+a run says whether they were on.
 """
 
 ISOLATED: dict[str, Any] = {"isolate_recompiles": True}

@@ -19,6 +19,7 @@ from twoaxis.core.cost import Shape
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.registry import Row, Table
+from twoaxis.ops.gpu.launch import operator
 from twoaxis.ops.precision import outside_autocast, statistics_dtype
 
 
@@ -222,22 +223,17 @@ def rotation(positions: Int[Tensor, "_ T"], table: RotationTable, dtype: torch.d
     return (cos, sin) if table.scaling is None else (cos * table.scaling.magnitude, sin * table.scaling.magnitude)
 
 
-def _rotation(positions: Tensor, frequencies: Tensor) -> tuple[Tensor, Tensor]:
-    angles = positions.to(frequencies.dtype).unsqueeze(-1) * frequencies
-    cos, sin = angles.cos(), angles.sin()
-    return torch.cat((cos, cos), dim=-1).unsqueeze(2), torch.cat((-sin, sin), dim=-1).unsqueeze(2)
-
-
 def _empty_rotation(positions: Tensor, frequencies: Tensor) -> tuple[Tensor, Tensor]:
     shape = *positions.shape, 1, 2 * frequencies.shape[0]
     return frequencies.new_empty(shape), frequencies.new_empty(shape)
 
 
 # Opaque to a compiler, which would else compute powers, cosines and sines again for each head of each layer.
-_LIBRARY = torch.library.Library("twoaxis", "FRAGMENT")
-_LIBRARY.define("rotation(Tensor positions, Tensor frequencies) -> (Tensor, Tensor)")
-_LIBRARY.impl("rotation", _rotation, "CPU")
-torch.library.register_fake("twoaxis::rotation", _empty_rotation, lib=_LIBRARY)
+@operator("rotation(Tensor positions, Tensor frequencies) -> (Tensor, Tensor)", _empty_rotation, devices=("CPU",))
+def _rotation(positions: Tensor, frequencies: Tensor) -> tuple[Tensor, Tensor]:
+    angles = positions.to(frequencies.dtype).unsqueeze(-1) * frequencies
+    cos, sin = angles.cos(), angles.sin()
+    return torch.cat((cos, cos), dim=-1).unsqueeze(2), torch.cat((-sin, sin), dim=-1).unsqueeze(2)
 
 
 def layout_rotation(layout: TokenLayout, table: RotationTable, dtype: torch.dtype) -> Rotation:

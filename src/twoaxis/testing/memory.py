@@ -21,6 +21,7 @@ from twoaxis.ledger.stack import StackTrace
 from twoaxis.ledger.sublayer import sublayer_saved_bytes
 from twoaxis.local import LocalConfig
 from twoaxis.model import Decoder
+from twoaxis.ops.gpu.launch import without_kernels
 from twoaxis.sequence import SequenceConfig
 from twoaxis.testing.conformance import check, exactly, require
 from twoaxis.testing.measured import Trace, reachable_tensors, sublayer_list, trace
@@ -52,8 +53,9 @@ EXTRA = 2
 
 
 @check
+@without_kernels()
 def mixer_saved_bytes_are_exact(config: MixerConfig) -> None:
-    """Autograd saves the bytes that the meter finds, beyond parameters, input, output and shared tables, in every precision."""
+    """Without kernels, autograd saves the bytes that the meter finds, beyond parameters, input, output and shared tables."""
     for dtype in DTYPES:
         mixers = [("", toy_mixer(config, dtype=dtype), toy_site())]
         if not isinstance(config, LocalConfig):
@@ -92,8 +94,9 @@ def _runs(config: AxisConfig) -> Iterator[tuple[str, Decoder, Shape]]:
 
 
 @check
+@without_kernels()
 def decoder_saved_bytes_are_exact(config: AxisConfig) -> None:
-    """Autograd saves the bytes that the meter finds for a whole decoder."""
+    """Without kernels, autograd saves the bytes that the meter finds for a whole decoder."""
     tokens, targets = toy_tokens(), toy_tokens(seed=1)
     for where, model, shape in _runs(config):
         measured = saved_bytes(lambda: model.loss(tokens, targets), lambda _: [tokens, targets, *model.parameters()])  # noqa: B023
@@ -101,8 +104,9 @@ def decoder_saved_bytes_are_exact(config: AxisConfig) -> None:
 
 
 @check
+@without_kernels()
 def recomputing_bytes_are_exact(config: AxisConfig) -> None:
-    """With recomputation, the meter finds the bytes saved between passes, and those saved while a block is recomputed."""
+    """Without kernels, the meter finds what recomputation saves between passes, and while a block is recomputed."""
     for where, model, shape in _runs(config):
         between = recomputing_saved_bytes(model.config, shape)
         exactly(f"bytes kept between the passes{where}", _kept_between_passes(model), between)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from twoaxis.ops.cpu import library
 from twoaxis.ops.gpu import launch
 
 FLOORS_OF_A_RUN = ("core", "ops", "local", "depth", "sequence", "feed_forward", "model", "data", "train")
@@ -35,8 +36,8 @@ def describe_environment(device: torch.device, dtype: torch.dtype, processes: in
         "device": str(device),
         "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else "",
         "precision": str(dtype).removeprefix("torch."),
-        # Whether the operators' GPU kernels run, and if not, why; torch's engines compute the same.
-        "kernels": launch.kernels() if device.type == "cuda" else "",
+        # Whether the operators' kernels for this device run, and if not, why; torch's engines compute the same.
+        "kernels": launch.kernels() if device.type == "cuda" else library.kernels() if device.type == "cpu" else "",
         "git_commit": _commit(),
         "code": code_sha256(),
     }
@@ -57,7 +58,8 @@ def _flat(data: dict[str, Any]) -> dict[str, Any]:
 def code_sha256() -> str:
     """The SHA-256 of all code of this package that the numbers of a run may depend on; trackers are left out."""
     root, digest = Path(__file__).parents[1], hashlib.sha256()
-    files = (path for floor in FLOORS_OF_A_RUN for path in (root / floor).rglob("*.py") if path.parent.name != "trackers")
+    written = (path for floor in FLOORS_OF_A_RUN for kind in ("py", "c", "h") for path in (root / floor).rglob(f"*.{kind}"))
+    files = (path for path in written if path.parent.name != "trackers")
     for path in sorted(files):
         digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()

@@ -1,4 +1,4 @@
-"""The delta write on a GPU: its operators in torch's library, and their gradient.
+"""The delta write in kernels, on a GPU or a CPU: its operators in torch's library, and their gradient.
 
 Letters: N rows (tokens), D width, C channels.
 """
@@ -9,26 +9,28 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from twoaxis.ops.cpu import library
 from twoaxis.ops.gpu import launch
 
 MOST_CHANNELS = 4
 """Kernels are compiled for their number, and more need more registers than there are."""
 
 
-def _fake_write(
+def fake_write(
     channels: Sequence[Tensor], direction: Tensor, targets: Tensor, beta: Tensor, eps: float, erases: bool
 ) -> list[Tensor]:
+    """The written channels, not computed."""
     return [launch.empty(x) for x in channels]
 
 
 @launch.operator(
     "delta_write(Tensor[] channels, Tensor direction, Tensor targets, Tensor beta, float eps, bool erases) -> Tensor[]",
-    _fake_write,
+    fake_write,
 )
 def _write(
     channels: Sequence[Tensor], direction: Tensor, targets: Tensor, beta: Tensor, eps: float, erases: bool
 ) -> list[Tensor]:
-    results = _fake_write(channels, direction, targets, beta, eps, erases)
+    results = fake_write(channels, direction, targets, beta, eps, erases)
     if not direction.numel():
         return results
     from twoaxis.ops.gpu.delta_kernels import delta_forward
@@ -45,7 +47,7 @@ def _start(kernel: Any, channels: Sequence[Tensor], results: Sequence[Tensor], *
     launch.start(kernel, blocks, channels[0].numel() // D, tuple(channels), tuple(results), *others, **constants)
 
 
-def _fake_backward(
+def fake_backward(
     grads: Sequence[Tensor],
     channels: Sequence[Tensor],
     direction: Tensor,
@@ -54,13 +56,14 @@ def _fake_backward(
     eps: float,
     erases: bool,
 ) -> tuple[list[Tensor], Tensor, Tensor, Tensor]:
+    """The gradients of a write, not computed: of the channels, the direction, the targets and the gate."""
     return [launch.empty(x) for x in channels], launch.empty(direction), launch.empty(targets), launch.empty(beta)
 
 
 @launch.operator(
     "delta_write_backward(Tensor[] grads, Tensor[] channels, Tensor direction, Tensor targets, Tensor beta, float eps, "
     "bool erases) -> (Tensor[], Tensor, Tensor, Tensor)",
-    _fake_backward,
+    fake_backward,
 )
 def _write_backward(
     grads: Sequence[Tensor],
@@ -71,7 +74,7 @@ def _write_backward(
     eps: float,
     erases: bool,
 ) -> tuple[list[Tensor], Tensor, Tensor, Tensor]:
-    found = results, *others = _fake_backward(grads, channels, direction, targets, beta, eps, erases)
+    found = results, *others = fake_backward(grads, channels, direction, targets, beta, eps, erases)
     if not direction.numel():
         return found
     from twoaxis.ops.gpu.delta_kernels import delta_backward
@@ -106,6 +109,8 @@ def serves(channels: Sequence[Tensor], direction: Tensor, targets: Tensor, beta:
     """Whether the kernels compute a write to these channels: few of them, whose rows fit, and with tensors for all rows."""
     shape = direction.shape
     alike = beta.shape == shape[:-1] == targets.shape[1:] and all(x.shape == shape for x in channels)
+    if direction.device.type == "cpu" and not launch.INTERPRETED:
+        return alike and library.served(*channels, direction, targets, beta)
     few = len(channels) <= MOST_CHANNELS and shape[-1] <= launch.MOST_LANES
     return alike and few and all(map(launch.served, (*channels, direction, targets, beta)))
 

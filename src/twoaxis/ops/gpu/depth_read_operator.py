@@ -1,4 +1,4 @@
-"""The depth read on a GPU: its operators in torch's library, and their gradient.
+"""The depth read in kernels, on a GPU or a CPU: its operators in torch's library, and their gradient.
 
 Letters: N rows (tokens), D width, H heads, S depth sources.
 """
@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from twoaxis.ops.cpu import library
 from twoaxis.ops.gpu import launch
 
 
@@ -25,7 +26,7 @@ def shapes(sources: Sequence[Tensor], n_heads: int) -> tuple[dict[str, Any], int
     return constants, sources[0].numel() // D
 
 
-def _fake_read(
+def fake_read(
     query: Tensor,
     sources: Sequence[Tensor],
     factors: Tensor,
@@ -35,6 +36,7 @@ def _fake_read(
     n_heads: int,
     normalised: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """The results of a read, not computed: the mixture, the scores and the log totals."""
     v = sources[0]
     mixed = launch.empty(v)
     scores = torch.empty(len(sources), *v.shape[:-1], n_heads, dtype=torch.float32, device=v.device)
@@ -44,7 +46,7 @@ def _fake_read(
 @launch.operator(
     "depth_read(Tensor query, Tensor[] sources, Tensor factors, Tensor[] early, Tensor? stream, Tensor? scale, int n_heads, "
     "bool normalised) -> (Tensor, Tensor, Tensor)",
-    _fake_read,
+    fake_read,
 )
 def _read(
     query: Tensor,
@@ -56,7 +58,7 @@ def _read(
     n_heads: int,
     normalised: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    mixed, scores, log_totals = results = _fake_read(query, sources, factors, early, stream, scale, n_heads, normalised)
+    mixed, scores, log_totals = results = fake_read(query, sources, factors, early, stream, scale, n_heads, normalised)
     constants, n_rows = shapes(sources, n_heads)
     if n_rows == 0:
         return results
@@ -85,7 +87,7 @@ def _read(
     return results
 
 
-def _fake_backward(
+def fake_backward(
     grad: Tensor,
     query: Tensor,
     sources: Sequence[Tensor],
@@ -101,6 +103,7 @@ def _fake_backward(
     normalised: bool,
     n_heads: int,
 ) -> tuple[list[Tensor], Tensor, Tensor, Tensor, list[Tensor]]:
+    """The gradients of a read, not computed: sources that want one, query, factors, scale, early read."""
     like = [v for index, v in enumerate(sources) if wanted >> index & 1]
     results = [launch.empty(v) for v in like]
     grad_query = launch.empty(query)
@@ -113,7 +116,7 @@ def _fake_backward(
     "depth_read_backward(Tensor grad, Tensor query, Tensor[] sources, Tensor factors, Tensor[] early, Tensor? scale, "
     "Tensor scores, Tensor log_totals, Tensor[] passed, int given, int wanted, bool own, bool normalised, int n_heads)"
     " -> (Tensor[], Tensor, Tensor, Tensor, Tensor[])",
-    _fake_backward,
+    fake_backward,
 )
 def _read_backward(
     grad: Tensor,
@@ -132,7 +135,7 @@ def _read_backward(
     n_heads: int,
 ) -> tuple[list[Tensor], Tensor, Tensor, Tensor, list[Tensor]]:
     flags = own, normalised, n_heads
-    found = _fake_backward(grad, query, sources, factors, early, scale, scores, log_totals, passed, given, wanted, *flags)
+    found = fake_backward(grad, query, sources, factors, early, scale, scores, log_totals, passed, given, wanted, *flags)
     results, grad_query, grad_factors, grad_scale, grad_early = found
     constants, n_rows = shapes(sources, n_heads)
     if n_rows == 0:
@@ -227,9 +230,18 @@ class _DepthRead(torch.autograd.Function):
         return grad_query, grad_stream, grad_scale, *(None,) * 4, *grad_sources, *by_factor, *grad_early
 
 
-def serves(sources: Sequence[Tensor], n_heads: int) -> bool:
-    """Whether the kernels compute a read of these sources."""
-    return launch.served(sources[0]) and launch.fits(sources[0].shape[-1], n_heads, len(sources))
+def serves(sources: Sequence[Tensor], n_heads: int, others: Sequence[Tensor | None] | None = None) -> bool:
+    """Whether the kernels compute a read of these sources.
+
+    Args:
+        sources: of the read.
+        n_heads: H.
+        others: all other tensors of a read in one phase; None for one of two, which no kernel computes on a CPU.
+    """
+    v, n_sources = sources[0], len(sources)
+    if v.device.type == "cpu" and not launch.INTERPRETED:
+        return others is not None and n_sources <= launch.MOST_SOURCES and library.served(*sources, *others)
+    return launch.served(v) and launch.fits(v.shape[-1], n_heads, n_sources)
 
 
 def read(

@@ -35,6 +35,9 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 """Whether Triton interprets its kernels, which then serve tensors of the CPU."""
 
+KERNEL_DEVICES = ("CUDA", "CPU") if INTERPRETED else ("CUDA",)
+
+T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -52,6 +55,11 @@ class _State:
 
 
 INSTALLED = importlib.util.find_spec("triton") is not None
+
+
+def switched_on() -> bool:
+    """Whether kernels may run, on any device."""
+    return _State.on
 
 
 def kernels() -> str:
@@ -122,7 +130,7 @@ def padded(tensors: Sequence[Tensor], filler: Tensor) -> tuple[Tensor, ...]:
     return (*tensors, *(filler for _ in range(max(4, power_of_two(len(tensors))) - len(tensors))))
 
 
-def spread(tensors: Sequence[Tensor], places: int, fillers: Sequence[Tensor]) -> list[Tensor]:
+def spread(tensors: Sequence[Tensor], places: int, fillers: Sequence[T]) -> list[Tensor | T]:
     """Returns the tensors at the positions of a set, and the fillers elsewhere."""
     found = iter(tensors)
     return [next(found) if places >> index & 1 else filler for index, filler in enumerate(fillers)]
@@ -271,19 +279,20 @@ def _programs(warps: int) -> int:
 LIBRARY = torch.library.Library("twoaxis", "FRAGMENT")
 
 
-def operator(schema: str, fake: Callable[..., Any]) -> Callable[[F], F]:
+def operator(schema: str, fake: Callable[..., Any], devices: Sequence[str] = KERNEL_DEVICES) -> Callable[[F], F]:
     """Registers the function that it decorates as `torch.ops.twoaxis.NAME`, opaque to `torch.compile`.
 
     Args:
         schema: name, arguments and results in torch's notation; no result may be an argument.
         fake: makes the results from shapes alone.
+        devices: that it serves, as torch's dispatcher calls them.
     """
     name = schema.partition("(")[0]
 
     def register(implementation: F) -> F:
         LIBRARY.define(schema)
-        for key in ("CUDA", "CPU") if INTERPRETED else ("CUDA",):
-            LIBRARY.impl(name, implementation, key)
+        for device in devices:
+            LIBRARY.impl(name, implementation, device)
         torch.library.register_fake(f"twoaxis::{name}", fake, lib=LIBRARY)
         return implementation
 

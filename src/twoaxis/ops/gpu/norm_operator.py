@@ -1,4 +1,4 @@
-"""The inverse rms of a source on a GPU: its operators in torch's library, and their gradient.
+"""The inverse rms of a source in kernels, on a GPU or a CPU: its operators in torch's library, and their gradient.
 
 Letters: N rows (tokens), D width.
 """
@@ -18,13 +18,14 @@ def _constants(x: Tensor) -> tuple[launch.Blocks, int, dict[str, int]]:
     return launch.row_blocks(lanes), x.numel() // D, {"WIDTH": D, "LANES": lanes}
 
 
-def _fake(x: Tensor, eps: float) -> Tensor:
+def fake(x: Tensor, eps: float) -> Tensor:
+    """The factors, not computed."""
     return torch.empty(x.shape[:-1], dtype=torch.float32, device=x.device)
 
 
-@launch.operator("inverse_rms(Tensor x, float eps) -> Tensor", _fake)
+@launch.operator("inverse_rms(Tensor x, float eps) -> Tensor", fake)
 def _inverse_rms(x: Tensor, eps: float) -> Tensor:
-    factors = _fake(x, eps)
+    factors = fake(x, eps)
     blocks, n_rows, constants = _constants(x)
     if n_rows:
         from twoaxis.ops.gpu.norm_kernels import inverse_rms_forward
@@ -33,13 +34,14 @@ def _inverse_rms(x: Tensor, eps: float) -> Tensor:
     return factors
 
 
-def _fake_backward(x: Tensor, factors: Tensor, by_factor: Tensor, passed: Tensor | None) -> Tensor:
+def fake_backward(x: Tensor, factors: Tensor, by_factor: Tensor, passed: Tensor | None) -> Tensor:
+    """The gradient of the source, not computed."""
     return launch.empty(x)
 
 
-@launch.operator("inverse_rms_backward(Tensor x, Tensor factors, Tensor by_factor, Tensor? passed) -> Tensor", _fake_backward)
+@launch.operator("inverse_rms_backward(Tensor x, Tensor factors, Tensor by_factor, Tensor? passed) -> Tensor", fake_backward)
 def _inverse_rms_backward(x: Tensor, factors: Tensor, by_factor: Tensor, passed: Tensor | None) -> Tensor:
-    result = _fake_backward(x, factors, by_factor, passed)
+    result = fake_backward(x, factors, by_factor, passed)
     blocks, n_rows, constants = _constants(x)
     if n_rows:
         from twoaxis.ops.gpu.norm_kernels import inverse_rms_backward

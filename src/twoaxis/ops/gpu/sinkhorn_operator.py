@@ -1,4 +1,4 @@
-"""Sinkhorn normalisation on a GPU: its operators in torch's library, and their gradient.
+"""Sinkhorn normalisation in kernels, on a GPU or a CPU: its operators in torch's library, and their gradient.
 
 Letters: N rows (tokens), n streams.
 """
@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from twoaxis.ops.cpu import library
 from twoaxis.ops.gpu import launch
 
 MOST_STREAMS = 4
@@ -16,13 +17,14 @@ MOST_STREAMS = 4
 OPTIONS = "int rounds, int first_axis, str start, float start_eps, float sum_eps"
 
 
-def _fake(logits: Tensor, rounds: int, first_axis: int, start: str, start_eps: float, sum_eps: float) -> Tensor:
+def fake(logits: Tensor, rounds: int, first_axis: int, start: str, start_eps: float, sum_eps: float) -> Tensor:
+    """The matrices, not computed."""
     return torch.empty(logits.shape, dtype=torch.float32, device=logits.device)
 
 
-@launch.operator(f"sinkhorn(Tensor logits, {OPTIONS}) -> Tensor", _fake)
+@launch.operator(f"sinkhorn(Tensor logits, {OPTIONS}) -> Tensor", fake)
 def _sinkhorn(logits: Tensor, rounds: int, first_axis: int, start: str, start_eps: float, sum_eps: float) -> Tensor:
-    result = _fake(logits, rounds, first_axis, start, start_eps, sum_eps)
+    result = fake(logits, rounds, first_axis, start, start_eps, sum_eps)
     if logits.numel():
         from twoaxis.ops.gpu.sinkhorn_kernels import sinkhorn_forward
 
@@ -39,18 +41,19 @@ def _constants(
     return constants, logits.numel() // n**2
 
 
-def _fake_backward(
+def fake_backward(
     grad: Tensor, logits: Tensor, rounds: int, first_axis: int, start: str, start_eps: float, sum_eps: float
 ) -> Tensor:
+    """The gradient of the logits, not computed."""
     return torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
 
 
-@launch.operator(f"sinkhorn_backward(Tensor grad, Tensor logits, {OPTIONS}) -> Tensor", _fake_backward)
+@launch.operator(f"sinkhorn_backward(Tensor grad, Tensor logits, {OPTIONS}) -> Tensor", fake_backward)
 def _sinkhorn_backward(
     grad: Tensor, logits: Tensor, rounds: int, first_axis: int, start: str, start_eps: float, sum_eps: float
 ) -> Tensor:
     options = rounds, first_axis, start, start_eps, sum_eps
-    result = _fake_backward(grad, logits, *options)
+    result = fake_backward(grad, logits, *options)
     if logits.numel():
         from twoaxis.ops.gpu.sinkhorn_kernels import sinkhorn_backward
 
@@ -78,7 +81,10 @@ class _Sinkhorn(torch.autograd.Function):
 
 def serves(logits: Tensor, start: str) -> bool:
     """Whether the kernels normalise these matrices: small ones, and not on logarithms."""
-    return launch.served(logits) and logits.shape[0] == logits.shape[1] <= MOST_STREAMS and start != "log"
+    served, most = launch.served(logits), MOST_STREAMS
+    if logits.device.type == "cpu" and not launch.INTERPRETED:
+        served, most = library.served(logits), library.MOST_STREAMS
+    return served and logits.shape[0] == logits.shape[1] <= most and start != "log"
 
 
 def normalise(logits: Tensor, rounds: int, first_axis: int, start: str, start_eps: float, sum_eps: float) -> Tensor:

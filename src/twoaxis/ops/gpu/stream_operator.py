@@ -1,4 +1,4 @@
-"""Mixing of parallel streams on a GPU: its operators in torch's library, and their gradient.
+"""Mixing of parallel streams in kernels, on a GPU or a CPU: its operators in torch's library, and their gradient.
 
 Letters: N rows (tokens), D width, n sources, K results.
 """
@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from twoaxis.ops.cpu import library
 from twoaxis.ops.gpu import launch
 
 MOST_WEIGHTS = 20
@@ -29,13 +30,14 @@ def _constants(source: Tensor, residual: Tensor | None, write: Tensor | None) ->
     return {"WIDTH": D, **each}, source.numel() // D
 
 
-def _fake_mix(sources: Sequence[Tensor], update: Tensor | None, residual: Tensor | None, write: Tensor | None) -> list[Tensor]:
+def fake_mix(sources: Sequence[Tensor], update: Tensor | None, residual: Tensor | None, write: Tensor | None) -> list[Tensor]:
+    """The results of a mixing, not computed."""
     return [launch.empty(sources[0]) for _ in range(len(sources) if residual is None else residual.shape[1])]
 
 
-@launch.operator("mix_streams(Tensor[] sources, Tensor? update, Tensor? residual, Tensor? write) -> Tensor[]", _fake_mix)
+@launch.operator("mix_streams(Tensor[] sources, Tensor? update, Tensor? residual, Tensor? write) -> Tensor[]", fake_mix)
 def _mix(sources: Sequence[Tensor], update: Tensor | None, residual: Tensor | None, write: Tensor | None) -> list[Tensor]:
-    results = _fake_mix(sources, update, residual, write)
+    results = fake_mix(sources, update, residual, write)
     if not sources[0].numel():
         return results
     from twoaxis.ops.gpu.stream_kernels import mix_forward
@@ -47,7 +49,7 @@ def _mix(sources: Sequence[Tensor], update: Tensor | None, residual: Tensor | No
     return results
 
 
-def _fake_backward(
+def fake_backward(
     grads: Sequence[Tensor],
     sources: Sequence[Tensor],
     update: Tensor | None,
@@ -56,6 +58,7 @@ def _fake_backward(
     wants_residual: bool,
     wants_write: bool,
 ) -> tuple[list[Tensor], Tensor, Tensor, Tensor]:
+    """The gradients of a mixing, not computed; empty where there is none."""
     none = sources[0].new_empty(0)
     return (
         [] if residual is None else [launch.empty(x) for x in sources],
@@ -68,7 +71,7 @@ def _fake_backward(
 @launch.operator(
     "mix_streams_backward(Tensor[] grads, Tensor[] sources, Tensor? update, Tensor? residual, Tensor? write, "
     "bool wants_residual, bool wants_write) -> (Tensor[], Tensor, Tensor, Tensor)",
-    _fake_backward,
+    fake_backward,
 )
 def _mix_backward(
     grads: Sequence[Tensor],
@@ -79,7 +82,7 @@ def _mix_backward(
     wants_residual: bool,
     wants_write: bool,
 ) -> tuple[list[Tensor], Tensor, Tensor, Tensor]:
-    found = _fake_backward(grads, sources, update, residual, write, wants_residual, wants_write)
+    found = fake_backward(grads, sources, update, residual, write, wants_residual, wants_write)
     results, grad_update, *grad_weights = found
     if not sources[0].numel():
         for one in grad_weights:
@@ -156,6 +159,9 @@ def serves(
     shape = streams[0].shape
     alike = all(x.shape == shape for x in given) and all(x.dtype == streams[0].dtype for x in streams)
     alike = alike and all(one.ndim == 2 or one.shape[2:] == shape[:-1] for one in weights)
+    if shape and streams[0].device.type == "cpu" and not launch.INTERPRETED:
+        few = max(len(streams), weights[0].shape[1]) <= library.MOST_TENSORS
+        return alike and few and library.served(*given, *weights)
     few = len(given) <= MOST_TENSORS and len(given) * weights[0].shape[1] <= MOST_WEIGHTS
     return alike and few and all(map(launch.served, (*given, *weights)))
 

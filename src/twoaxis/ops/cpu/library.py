@@ -1,0 +1,151 @@
+"""The library of the C kernels: compiled at its first use, kept in the cache folder, and loaded.
+
+No compiler is needed to run at all: without one, or where it fails, plain PyTorch computes the same.
+"""
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from twoaxis.core.errors import ConfigError, DataError
+from twoaxis.core.files import cache_folder
+from twoaxis.ops.gpu import launch
+from twoaxis.ops.precision import runs_plain
+
+PARTS = 64
+"""Parts of the rows, as in rows.h, for the scratch of sums over rows."""
+
+MOST_TENSORS = 64
+"""Sources or results of one mixing, as in streams.c."""
+
+MOST_STREAMS = 8
+"""Of a matrix, as in sinkhorn.c."""
+
+COMPILERS = ("cc", "gcc", "clang")
+# Without errno, a square root is an instruction.
+FLAGS = ("-std=c11", "-O3", "-march=native", "-fno-math-errno", "-fopenmp", "-fPIC", "-shared")
+
+
+_LOCK = threading.Lock()
+
+
+class _Loaded(NamedTuple):
+    """The library, or why there is none."""
+
+    kernels: ctypes.CDLL | None
+    reason: str
+
+
+def kernels() -> str:
+    """Says whether C kernels serve tensors on a CPU, and if not, why: `on`, or `off` with the reason."""
+    if not launch.switched_on():
+        return f"off: {launch.SWITCH}=off"
+    loaded = _load()
+    return "on" if loaded.kernels is not None else f"off: {loaded.reason}"
+
+
+def served(*tensors: Tensor | None) -> bool:
+    """Whether the kernels compute with these tensors: float32 on a CPU, in no compiled graph, switched on."""
+    # Of a subclass, only its own operations know where its numbers are.
+    for x in tensors:
+        if x is not None and not (type(x) in (Tensor, nn.Parameter) and x.dtype == torch.float32 and x.device.type == "cpu"):
+            return False
+    return not launch.INTERPRETED and launch.switched_on() and not runs_plain("fused") and _load().kernels is not None
+
+
+def call(name: str, *arguments: Tensor | Sequence[Tensor | None] | float | int | bool | None) -> None:
+    """Calls a kernel with the addresses of contiguous tensors, and with the number of threads as its last argument.
+
+    Raises:
+        ConfigError: a graph of the call is asked for, as a gradient of a gradient is; kernels leave none.
+    """
+    if torch.is_grad_enabled():
+        raise ConfigError(f"kernels: have no gradients of gradients; set {launch.SWITCH}=off to compute them in PyTorch")
+    found = _load().kernels
+    assert found is not None
+    found[name](*map(_argument, arguments), torch.get_num_threads())
+
+
+def scratch(*shape: int) -> Tensor:
+    """Memory for what each part of the rows sums up."""
+    return torch.empty(PARTS, *shape, dtype=torch.float32)
+
+
+def _argument(value: Tensor | Sequence[Tensor | None] | float | int | bool | None) -> object:
+    if isinstance(value, Tensor):
+        return ctypes.c_void_p(value.data_ptr())
+    if isinstance(value, bool):
+        return ctypes.c_int(value)
+    if isinstance(value, int):
+        return ctypes.c_int64(value)
+    if isinstance(value, float):
+        return ctypes.c_float(value)
+    if value is None:
+        return None
+    return (ctypes.c_void_p * len(value))(*(None if one is None else one.data_ptr() for one in value))
+
+
+def _load() -> _Loaded:
+    # Operators are registered once, whichever thread comes first.
+    with _LOCK:
+        return _first_load()
+
+
+@cache
+def _first_load() -> _Loaded:
+    if sys.platform != "linux":
+        return _Loaded(None, f"not tried on {sys.platform}")
+    compiler = next(filter(None, map(shutil.which, filter(None, (os.environ.get("CC"), *COMPILERS)))), None)
+    if compiler is None:
+        return _Loaded(None, "no C compiler is found; install gcc or set CC")
+    try:
+        loaded = ctypes.CDLL(str(_built(compiler)))
+    except subprocess.CalledProcessError as error:
+        lines = [line for line in error.stderr.splitlines() if "error" in line] or error.stderr.splitlines() or [""]
+        return _Loaded(None, f"{compiler} fails: {lines[0].strip()}")
+    except (OSError, DataError) as error:
+        return _Loaded(None, str(error))
+    from twoaxis.ops.cpu.operators import register
+
+    register()
+    return _Loaded(loaded, "")
+
+
+def _built(compiler: str) -> Path:
+    """The path of the library in the cache folder, compiled if it is not there; processes may race for it."""
+    folder = Path(__file__).parent
+    sources = sorted(folder.glob("*.[ch]"))
+    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True).stdout
+    made_of = [version, " ".join(FLAGS), _processor(), *(path.read_text() for path in sources)]
+    name = hashlib.sha256("\0".join(made_of).encode()).hexdigest()[:32]
+    library = cache_folder() / "kernels" / f"{name}.so"
+    if not library.exists():
+        library.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
+            made = Path(scratch) / library.name
+            files = [str(path) for path in sources if path.suffix == ".c"]
+            subprocess.run([compiler, *FLAGS, "-o", str(made), *files, "-lm"], capture_output=True, text=True, check=True)
+            os.replace(made, library)
+    return library
+
+
+def _processor() -> str:
+    """What `-march=native` depends on: a cache folder may be shared between machines."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
+    except OSError:
+        return platform.processor()
+    return "\n".join(line for line in lines if line.startswith(("model name", "flags", "Features", "CPU")))

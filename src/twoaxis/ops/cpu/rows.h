@@ -1,0 +1,116 @@
+/* What all kernels share. Letters: N rows (tokens), D width, at: the first number of a row in its tensor.
+
+Rows are divided into PARTS, whatever the number of threads: a sum over rows is made by part, and the parts are added in order,
+so that results do not depend on the number of threads. */
+#pragma once
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#define PARTS 64
+/* Sources or results of one sum. */
+#define MOST 64
+#define LANES 8
+/* Numbers below which threads take longer to start than to compute. */
+#define SMALL 32768
+#define INLINE static inline __attribute__((always_inline))
+
+typedef int64_t whole;
+typedef const float *const *rows_in;
+typedef float *const *rows_out;
+
+INLINE whole first_row(whole part, whole N) { return part * N / PARTS; }
+
+typedef float lanes __attribute__((vector_size(4 * LANES)));
+
+INLINE lanes load(const float *x) {
+    lanes found;
+    memcpy(&found, x, sizeof found);
+    return found;
+}
+
+INLINE void store(float *to, lanes value) { memcpy(to, &value, sizeof value); }
+
+INLINE float sum_of(lanes value) {
+    float total = 0;
+#pragma omp simd reduction(+ : total)
+    for (int k = 0; k < LANES; k++) total += value[k];
+    return total;
+}
+
+INLINE void add(float *restrict to, float weight, const float *restrict x, whole n) {
+    for (whole c = 0; c < n; c++) to[c] += weight * x[c];
+}
+
+/* total[c] = the sum of the parts [PARTS, n], in order. */
+INLINE void add_parts(float *restrict total, const float *parts, whole n) {
+    memset(total, 0, n * sizeof(float));
+    for (whole part = 0; part < PARTS; part++) add(total, 1, parts + part * n, n);
+}
+
+/* For WAYS results i, to[i] = sum over j of weights[j * stride + i] * x[j], each row from number `at` on: a source is loaded once
+   for all of them. */
+INLINE void ways_of_sum(
+    const int WAYS, rows_out to, const float *weights, whole stride, rows_in x, whole count, whole at, whole n) {
+    whole c = at;
+    for (; c + 2 * LANES <= at + n; c += 2 * LANES) {
+        lanes first[4] = {{0}}, second[4] = {{0}};
+        for (whole j = 0; j < count; j++) {
+            const lanes one = load(x[j] + c), other = load(x[j] + c + LANES);
+            for (int i = 0; i < WAYS; i++) {
+                first[i] += weights[j * stride + i] * one;
+                second[i] += weights[j * stride + i] * other;
+            }
+        }
+        for (int i = 0; i < WAYS; i++) {
+            store(to[i] + c, first[i]);
+            store(to[i] + c + LANES, second[i]);
+        }
+    }
+    for (; c < at + n; c++)
+        for (int i = 0; i < WAYS; i++) {
+            float total = 0;
+            for (whole j = 0; j < count; j++) total += weights[j * stride + i] * x[j][c];
+            to[i][c] = total;
+        }
+}
+
+/* The same for any number of results; weights are [count, ways]. */
+static void weighted_sums(rows_out to, whole ways, const float *weights, rows_in x, whole count, whole at, whole n) {
+    whole i = 0;
+    for (; i + 4 <= ways; i += 4) ways_of_sum(4, to + i, weights + i, ways, x, count, at, n);
+    for (; i + 2 <= ways; i += 2) ways_of_sum(2, to + i, weights + i, ways, x, count, at, n);
+    for (; i < ways; i++) ways_of_sum(1, to + i, weights + i, ways, x, count, at, n);
+}
+
+/* For WAYS rows i, products[i] = x . y[i], each y[i] from number `at` on. Sums of one row go on in turn, since an addition takes
+   several cycles. */
+INLINE void ways_of_dot(const int WAYS, float *products, const float *x, rows_in y, whole at, whole n) {
+    const int TURNS = 4 / WAYS;
+    lanes sums[4] = {{0}};
+    whole c = 0;
+    for (; c + TURNS * LANES <= n; c += TURNS * LANES)
+        for (int turn = 0; turn < TURNS; turn++)
+            for (int i = 0; i < WAYS; i++)
+                sums[turn * WAYS + i] += load(x + c + turn * LANES) * load(y[i] + at + c + turn * LANES);
+    for (int i = 0; i < WAYS; i++) {
+        for (int turn = 1; turn < TURNS; turn++) sums[i] += sums[turn * WAYS + i];
+        products[i] = sum_of(sums[i]);
+        for (whole rest = c; rest < n; rest++) products[i] += x[rest] * y[i][at + rest];
+    }
+}
+
+/* products[i] = x . y[i] for any number of rows. */
+static void dots(float *products, const float *x, rows_in y, whole ways, whole at, whole n) {
+    whole i = 0;
+    for (; i + 4 <= ways; i += 4) ways_of_dot(4, products + i, x, y + i, at, n);
+    for (; i + 2 <= ways; i += 2) ways_of_dot(2, products + i, x, y + i, at, n);
+    for (; i < ways; i++) ways_of_dot(1, products + i, x, y + i, at, n);
+}
+
+INLINE float dot(const float *a, const float *b, whole n) {
+    float product;
+    ways_of_dot(1, &product, a, &b, 0, n);
+    return product;
+}

@@ -1,0 +1,103 @@
+"""The C kernels of operators that have none on a GPU: convolution along positions, and generalised residuals.
+
+Letters: B batch, T position, C channels or ways, k taps, S sources, N rows (tokens), D width.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from twoaxis.ops.cpu import library
+from twoaxis.ops.gpu import launch
+
+ACTIVATIONS = ("relu", "gelu", "silu", "identity")
+
+
+def serves_conv(rows: Sequence[Tensor], weights: Tensor, bias: Tensor | None) -> bool:
+    """Whether the kernels convolve these rows: at most `MOST_TENSORS` taps in all."""
+    few = len(rows) * weights.shape[-1] <= library.MOST_TENSORS
+    return few and library.served(*rows, weights, bias)
+
+
+def _conv_sizes(rows: Sequence[Tensor], weights: Tensor, tokens: int, dilation: int) -> tuple[int, ...]:
+    B, R, C = rows[0].shape
+    return len(rows), B, tokens, R, C, weights.shape[-1], dilation
+
+
+def causal_conv(
+    rows: Sequence[Tensor], weights: Tensor, bias: Tensor | None, documents: Tensor | None, tokens: int, dilation: int
+) -> Tensor:
+    """Computes `causal_conv_sum` of sources with their histories."""
+    B, _, C = rows[0].shape
+    result = rows[0].new_empty(B, tokens, C)
+    taps, sizes = weights.transpose(1, 2).contiguous(), _conv_sizes(rows, weights, tokens, dilation)
+    rows, known = [launch.ready(x) for x in rows], _whole(documents)
+    library.call("causal_conv", rows, taps, None if bias is None else launch.ready(bias), known, result, *sizes)
+    return result
+
+
+def causal_conv_backward(
+    grad: Tensor,
+    rows: Sequence[Tensor],
+    weights: Tensor,
+    bias: Tensor | None,
+    documents: Tensor | None,
+    dilation: int,
+    wanted: Sequence[bool],
+) -> tuple[Tensor, Tensor | None, list[Tensor | None]]:
+    """The gradients of the weights, the bias, and of the rows that want one."""
+    S, C, k = weights.shape
+    results = [launch.empty(x) if want else None for x, want in zip(rows, wanted, strict=True)]
+    taps, grad_taps = weights.transpose(1, 2).contiguous(), weights.new_empty(S, k, C)
+    grad_bias = None if bias is None else launch.empty(bias)
+    scratch = library.scratch(S * k * C), library.scratch(C)
+    sizes = _conv_sizes(rows, weights, grad.shape[1], dilation)
+    given = launch.ready(grad), [launch.ready(x) for x in rows], taps, _whole(documents)
+    library.call("causal_conv_backward", *given, results, grad_taps, grad_bias, *scratch, *sizes)
+    return grad_taps.transpose(1, 2).contiguous(), grad_bias, results
+
+
+def _whole(documents: Tensor | None) -> Tensor | None:
+    return None if documents is None else documents.to(torch.int64).contiguous()
+
+
+def serves_grn(sources: Sequence[Tensor], bias: Tensor, weights: Tensor) -> bool:
+    """Whether the kernels compute the sums of these sources."""
+    return library.served(*sources, bias, weights)
+
+
+def grn(
+    sources: Sequence[Tensor], bias: Tensor, weights: Tensor, activation: str, eps: float | None
+) -> tuple[list[Tensor], Tensor, Tensor]:
+    """Computes `grn`: the sums, the scores before their activation [S C N], and the inverse rms [S N], or without eps none."""
+    v, S, (C, R, D) = sources[0], len(sources), weights.shape
+    N = v.numel() // D
+    results, z = [launch.empty(v) for _ in range(C)], v.new_empty(S, C, N)
+    inverse = v.new_empty(0 if eps is None else S, N)
+    given = [launch.ready(x) for x in sources], launch.ready(bias), launch.ready(weights)
+    factors = None if eps is None else inverse
+    library.call("grn", *given, results, z, factors, eps or 0.0, ACTIVATIONS.index(activation), S, C, R, N, D)
+    return results, z, inverse
+
+
+def grn_backward(
+    grads: Sequence[Tensor],
+    sources: Sequence[Tensor],
+    bias: Tensor,
+    weights: Tensor,
+    z: Tensor,
+    inverse: Tensor,
+    activation: str,
+    wanted: Sequence[bool],
+) -> tuple[Tensor, Tensor, list[Tensor | None]]:
+    """The gradients of bias and weights, and of the sources that want one."""
+    S, (C, R, D) = len(sources), weights.shape
+    results = [launch.empty(x) if want else None for x, want in zip(sources, wanted, strict=True)]
+    grad_bias, grad_weights = launch.empty(bias), launch.empty(weights)
+    given = [launch.ready(g) for g in grads], [launch.ready(x) for x in sources], launch.ready(bias), launch.ready(weights)
+    scratch = library.scratch(C * S * D), library.scratch(C * R * D)
+    sizes = ACTIVATIONS.index(activation), S, C, R, z.shape[-1], D
+    factors = inverse if len(inverse) else None
+    library.call("grn_backward", *given, z, factors, results, grad_bias, grad_weights, *scratch, *sizes)
+    return grad_bias, grad_weights, results

@@ -1,0 +1,130 @@
+"""When C kernels serve a call, and what is said where they cannot be compiled."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.ops.compare import normal
+from twoaxis.core.errors import ConfigError
+from twoaxis.ops.causal_conv import causal_conv
+from twoaxis.ops.cpu import library
+from twoaxis.ops.delta import delta_writes
+from twoaxis.ops.depth_read import depth_read, source_factor
+from twoaxis.ops.gpu import launch
+from twoaxis.ops.precision import plain_forms
+from twoaxis.ops.streams import mix_pieces
+from twoaxis.train.environment import describe_environment
+
+SAY = "from twoaxis.ops.cpu import library; import torch; print(library.kernels(), '|', library.served(torch.ones(1)))"
+
+
+class Subclass(Tensor):
+    """A tensor that may keep its numbers elsewhere."""
+
+
+def said(**environment: str) -> str:
+    """What a process of its own says of the kernels."""
+    given = {**os.environ, "CC": "", **environment}
+    ran = subprocess.run([sys.executable, "-c", SAY], capture_output=True, text=True, check=True, env=given)
+    assert not ran.stderr
+    return ran.stdout.strip()
+
+
+def test_they_serve_float32_on_a_cpu_and_nothing_else() -> None:
+    x = torch.ones(2)
+    assert library.kernels() == "on" and library.served(x) and library.served(nn.Parameter(x))
+    others = x.double(), x.bfloat16(), x.to("meta"), x.as_subclass(Subclass)
+    assert not any(map(library.served, others))
+    with launch.without_kernels():
+        assert library.kernels() == "off: TWOAXIS_KERNELS=off" and not library.served(x)
+    with plain_forms():
+        assert not library.served(x)
+    assert library.served(x)
+
+
+def test_operators_leave_what_they_do_not_serve_to_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(name: str, *arguments: object) -> None:
+        raise AssertionError(f"{name} was called")
+
+    monkeypatch.setattr(library, "call", refuse)
+    v, q = [torch.ones(1, 2, 4) for _ in range(64)], torch.ones(4)
+    factors = [torch.ones(1, 2) for _ in v]
+    depth_read(v, factors, q)
+    depth_read(v[:2], factors[:2], q.double())
+    depth_read([x.double() for x in v[:2]], factors[:2], q)
+    depth_read(v[:2], factors[:2], q, "reference")
+    mix_pieces(v[:1], None, torch.ones(2, 2), None, 2)
+    delta_writes(v[:1], v[0], torch.ones(1, 1, 2), torch.ones(1, 2, dtype=torch.float64), 0.1)
+    with pytest.raises(AssertionError, match=r"^depth_read was called"):
+        depth_read(v[:63], factors[:63], q)
+
+
+def test_the_number_of_threads_changes_no_bit() -> None:
+    shape, found = (4, 300, 96), []
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        try:
+            sources = [normal(*shape, seed=seed).float().requires_grad_() for seed in range(4)]
+            query = normal(96).float().requires_grad_()
+            read = depth_read(sources, [source_factor(v, 1e-6) for v in sources], query)
+            weights = normal(5, 2).float().requires_grad_()
+            mixed = mix_pieces([read, *sources], None, weights, None, 1)
+            torch.stack(mixed).sin().sum().backward()
+            found.append([*(y.detach() for y in mixed), query.grad, weights.grad, *(v.grad for v in sources)])
+        finally:
+            torch.set_num_threads(1)
+    assert all(torch.equal(a, b) for other in found[1:] for a, b in zip(found[0], other, strict=True))
+
+
+def test_rows_may_lie_anywhere_in_memory() -> None:
+    sources = [normal(2, 5, 2 * 9, seed=seed).float()[..., ::2] for seed in range(3)]
+    odd = [torch.empty(91)[1:].view(2, 5, 9).copy_(v) for v in sources]
+    query, factors = normal(9).float(), [torch.ones(2, 5) for _ in sources]
+    want = depth_read([v.contiguous() for v in sources], factors, query)
+    assert torch.equal(depth_read(sources, factors, query), want) and torch.equal(depth_read(odd, factors, query), want)
+    empty = [v[:0].requires_grad_() for v in sources]
+    depth_read(empty, [r[:0] for r in factors], query).sum().backward()
+    assert empty[0].grad is not None and empty[0].grad.shape == (0, 5, 9)
+
+
+def test_gradients_of_gradients_are_refused_and_not_wrong() -> None:
+    sources = [normal(1, 2, 8, seed=seed).float().requires_grad_() for seed in range(2)]
+    x, weight = sources[0], torch.ones(8, 2, requires_grad=True)
+    for y in (depth_read(sources, [source_factor(v, 1e-6) for v in sources], torch.ones(8)), causal_conv(x, weight)):
+        with pytest.raises(ConfigError, match=r"^kernels: have no gradients of gradients; set TWOAXIS_KERNELS=off"):
+            torch.autograd.grad(y.square().sum(), x, create_graph=True)
+    with launch.without_kernels():
+        read = depth_read(sources, [torch.ones(1, 2)] * 2, torch.ones(8))
+        (grad,) = torch.autograd.grad(read.square().sum(), x, create_graph=True)
+        grad.sum().backward()
+    assert x.grad is not None
+
+
+def test_a_run_says_whether_they_were_on() -> None:
+    assert describe_environment(torch.device("cpu"), torch.float32)["kernels"] == "on"
+    with launch.without_kernels():
+        assert describe_environment(torch.device("cpu"), torch.float32)["kernels"] == "off: TWOAXIS_KERNELS=off"
+
+
+def test_they_are_built_once(tmp_path: Path) -> None:
+    assert said(TWOAXIS_CACHE=str(tmp_path)) == "on | True"
+    (made,) = (tmp_path / "kernels").iterdir()
+    before = made.stat().st_mtime_ns
+    assert said(TWOAXIS_CACHE=str(tmp_path)) == "on | True"
+    assert [file.stat().st_mtime_ns for file in (tmp_path / "kernels").iterdir()] == [before]
+
+
+def test_where_they_cannot_be_built_pytorch_computes_and_says_so(tmp_path: Path) -> None:
+    assert said(PATH=str(tmp_path), TWOAXIS_CACHE=str(tmp_path)) == "off: no C compiler is found; install gcc or set CC | False"
+    fails = tmp_path / "cc"
+    fails.write_text("#!/bin/sh\n[ $1 = --version ] && exit 0\necho 'error: no such option' >&2\nexit 1\n")
+    fails.chmod(0o755)
+    assert said(CC=str(fails), TWOAXIS_CACHE=str(tmp_path)) == (f"off: {fails} fails: error: no such option | False")
+    (tmp_path / "file").touch()
+    found = said(TWOAXIS_CACHE=str(tmp_path / "file"))
+    assert found.startswith("off: ") and found.endswith(f"'{tmp_path}/file/kernels' | False")
