@@ -6,12 +6,14 @@ stack would copy the whole history at every read, and autograd would keep every 
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from twoaxis.core.errors import ConfigError
+from twoaxis.ops.cpu import sums
 from twoaxis.ops.mix import sum_of_products
 from twoaxis.ops.precision import outside_autocast, statistics_dtype
 
@@ -25,6 +27,7 @@ def depth_attention(q: Source, keys: Sequence[Source], values: Sequence[Source])
     Equation: y = sum_i a_i v_i,  a = softmax_i(q^T k_i / sqrt(K)), per token and head
     Source:   Residual Stream Duality, arXiv:2603.16039, section 2.2; it is causal attention with depth as the position
     Shapes:   softmax in float32 (float64 for float64); y in the dtype of the values, rounded once
+    Engines:  on a CPU kernels in C: float32, at most 64 sources. Everything else runs in plain PyTorch
     Cost:     flops 4*K per head, source and token; saves q in the precision of statistics, keys, values and one weight per
               source, head and token
 
@@ -37,6 +40,8 @@ def depth_attention(q: Source, keys: Sequence[Source], values: Sequence[Source])
         tensor([[[[2., 2.]]]])
     """
     _check("depth_attention", keys, values)
+    if sums.serves_attention(q, keys, values):
+        return _DepthAttention.apply(q, len(keys), *keys, *values)[0]
     return _mixed(_scores(q, keys), values)
 
 
@@ -62,6 +67,9 @@ def depth_summary(
         (2.0, 2.0)
     """
     _check("depth_summary", keys, values)
+    if sums.serves_attention(q, keys, values):
+        value, score = _DepthAttention.apply(q, len(keys), *keys, *values)
+        return score, value
     shape, G = q.shape, keys[0].shape[2]
     q = q if shape[2] == G else q.unflatten(2, (G, -1))
     scores = _scores(q, keys)
@@ -72,6 +80,27 @@ def depth_summary(
 def depth_attention_weights(q: Float[Tensor, "B T *h K"], keys: Sequence[Float[Tensor, "B T _ K"]]) -> Tensor:
     """The softmax weights [S B T *h] of `depth_attention`, for audits; of several queries for each key with one more axis."""
     return torch.softmax(_scores(q, keys), dim=0)
+
+
+class _DepthAttention(torch.autograd.Function):
+    """In C. Saves its arguments, one score per source, head and token, and one number per head and token."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, n: int, *sources: Tensor) -> tuple[Tensor, Tensor]:
+        mixed, scores, log_totals = sums.depth_attention(q, sources[:n], sources[n:])
+        ctx.save_for_backward(q, scores, log_totals, *sources)
+        ctx.n = n
+        ctx.set_materialize_grads(False)
+        return mixed, log_totals
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor | None) -> tuple[Tensor | None, ...]:
+        q, scores, log_totals, *sources = ctx.saved_tensors
+        grad = torch.zeros_like(q) if grad_outputs[0] is None else grad_outputs[0]
+        given = q, sources[: ctx.n], sources[ctx.n :], scores, log_totals
+        grad_q, grad_keys, grad_values = sums.depth_attention_backward(grad, grad_outputs[1], *given)
+        found = grad_q, None, *grad_keys, *grad_values
+        return tuple(one if want else None for one, want in zip(found, ctx.needs_input_grad, strict=True))
 
 
 def _check(name: str, keys: Sequence[Tensor], values: Sequence[Tensor]) -> None:

@@ -14,6 +14,8 @@ from torch import Tensor
 
 from twoaxis.core import measure
 from twoaxis.core.errors import ConfigError
+from twoaxis.ops.causal_conv import causal_conv_sum
+from twoaxis.ops.cpu import sums
 from twoaxis.ops.gpu import stream_operator
 from twoaxis.ops.precision import outside_autocast, statistics_dtype
 
@@ -48,8 +50,7 @@ def mix(sources: Sequence[Float[Tensor, "B T D"]], weights: Float[Tensor, "C S *
 
     Equation: y_c = sum_s w_cs * v_s, with w_cs one number, one per token ("B T") or one per feature ("D")
     Shapes:   weights in the precision of statistics; each y_c in the dtype of the sources, rounded once
-    Engines:  on a CPU kernels in C: float32, weights that are numbers or one per token, at most 64 sources and ways. Everything
-              else runs in plain PyTorch
+    Engines:  on a CPU kernels in C: float32, at most 64 sources and ways. Everything else runs in plain PyTorch
     Cost:     flops 2*D per source, way and token; saves the sources and the weights
 
     Raises:
@@ -62,10 +63,13 @@ def mix(sources: Sequence[Float[Tensor, "B T D"]], weights: Float[Tensor, "C S *
     """
     if not sources or weights.shape[1] != len(sources):
         raise ConfigError(f"mix: got {len(sources)} sources and weights for {weights.shape[1]}; give one weight per source")
-    if sources[0].device.type == "cpu" and weights.ndim in (2, 2 + sources[0].ndim - 1):
-        by_source = weights.transpose(0, 1)
-        if stream_operator.serves(sources, None, by_source, None, 1):
+    if sources[0].device.type == "cpu":
+        by_source, taps = weights.transpose(0, 1), weights.unsqueeze(-1)
+        if weights.ndim != 3 and stream_operator.serves(sources, None, by_source, None, 1):
             return stream_operator.mix(sources, None, by_source, None)
+        # A weight per feature is a convolution with one tap.
+        if weights.ndim == 3 and sums.serves_conv(sources, taps, None):
+            return tuple(causal_conv_sum(sources, way) for way in taps)
     ways = [way.unbind() for way in weights.to(statistics_dtype(sources[0])).unbind()]
     totals = [sources[0] * _aligned(way[0]) for way in ways]
     computed = measure.ways(range(len(ways)))

@@ -13,6 +13,7 @@ from tests.ops.gpu.interpreted import GRADIENTS, VALUES, error, guarded
 from twoaxis.ops.causal_conv import causal_conv_sum
 from twoaxis.ops.cpu import library
 from twoaxis.ops.delta import delta_writes
+from twoaxis.ops.depth_attention import depth_attention, depth_summary
 from twoaxis.ops.depth_read import depth_read, passing_factor, passing_read, source_factor
 from twoaxis.ops.gpu import launch
 from twoaxis.ops.grn import ACTIVATIONS, grn
@@ -99,9 +100,9 @@ def test_mixing_of_streams(n: int, K: int, D: int, each: bool, kind: str) -> Non
         assert_equal(lambda impl: lambda r, *x: mix_pieces(x, None, r, None, 1, impl), (n, K, *per), *[stream] * n)
 
 
-@given(S=st.integers(1, 9), C=sizes, D=widths, each=flags)
-def test_mix_of_sources(S: int, C: int, D: int, each: bool) -> None:
-    weights = normal(C, S, *((3, 4) if each else ()))
+@given(S=st.integers(1, 9), C=sizes, D=widths, kind=st.sampled_from(["number", "token", "feature"]))
+def test_mix_of_sources(S: int, C: int, D: int, kind: str) -> None:
+    weights = normal(C, S, *{"number": (), "token": (3, 4), "feature": (D,)}[kind])
     sources = [normal(3, 4, D, seed=1 + s) for s in range(S)]
     with launch.without_kernels():
         want = results(lambda w, *v: mix(v, w), [weights, *(v.clone() for v in sources)])
@@ -152,3 +153,17 @@ def test_generalised_residual(S: int, C: int, D: int, shared: bool, gain: bool, 
         return run
 
     assert_equal(sums, (C, S, D), (C, 1 if shared else S, D), (D,), *[(2, 5, D)] * S, scale=0.5)
+
+
+@given(S=st.integers(1, 9), G=st.integers(1, 3), queries=st.integers(1, 3), K=widths, total=flags)
+def test_attention_along_depth(S: int, G: int, queries: int, K: int, total: bool) -> None:
+    shapes = (2, 5, G * queries if total else G, K), *[(2, 5, G, K)] * (2 * S)
+
+    def attend(q: Tensor, *sources: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        given = q, sources[:S], sources[S:]
+        return depth_summary(*given) if total else depth_attention(*given)
+
+    exact = [normal(*shape, seed=index) for index, shape in enumerate(shapes)]
+    want = results(attend, [x.clone() for x in exact])
+    got = results(attend, [guarded(x.float()) for x in exact])
+    assert all(error(ours, right, right.numel() ** 0.5) <= GRADIENTS for ours, right in zip(got, want, strict=True))

@@ -1,6 +1,6 @@
-"""The C kernels of operators that have none on a GPU: convolution along positions, and generalised residuals.
+"""The C kernels of operators that have none on a GPU: convolutions, generalised residuals, and attention along depth.
 
-Letters: B batch, T position, C channels or ways, k taps, S sources, N rows (tokens), D width.
+Letters: B batch, T position, C channels or ways, k taps, S sources, N rows (tokens), D width, H heads, G kv-heads, K key width.
 """
 
 from collections.abc import Sequence
@@ -101,3 +101,40 @@ def grn_backward(
     factors = inverse if len(inverse) else None
     library.call("grn_backward", *given, z, factors, results, grad_bias, grad_weights, *scratch, *sizes)
     return grad_bias, grad_weights, results
+
+
+def serves_attention(q: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor]) -> bool:
+    """Whether the kernels attend to these keys and values."""
+    return len(keys) <= library.MOST_TENSORS and library.served(q, *keys, *values)
+
+
+def _attention_sizes(q: Tensor, keys: Sequence[Tensor]) -> tuple[int, ...]:
+    (B, T, H, K), G = q.shape, keys[0].shape[2]
+    return len(keys), B * T, H, G, K
+
+
+def depth_attention(q: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """Computes `depth_summary`: the mixture, the scores [S B T H], and the log totals [B T H]."""
+    mixed, scores = launch.empty(q), q.new_empty(len(keys), *q.shape[:-1])
+    log_totals = q.new_empty(q.shape[:-1])
+    given = launch.ready(q), *([launch.ready(x) for x in some] for some in (keys, values))
+    library.call("depth_attention", *given, mixed, scores, log_totals, *_attention_sizes(q, keys))
+    return mixed, scores, log_totals
+
+
+def depth_attention_backward(
+    grad: Tensor,
+    by_total: Tensor | None,
+    q: Tensor,
+    keys: Sequence[Tensor],
+    values: Sequence[Tensor],
+    scores: Tensor,
+    log_totals: Tensor,
+) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+    """The gradients of the query, the keys and the values."""
+    grad_q, grad_keys, grad_values = launch.empty(q), [launch.empty(x) for x in keys], [launch.empty(x) for x in values]
+    given = launch.ready(q), *([launch.ready(x) for x in some] for some in (keys, values))
+    arrived = launch.ready(grad), None if by_total is None else launch.ready(by_total)
+    found = grad_q, grad_keys, grad_values
+    library.call("depth_attention_backward", *arrived, *given, scores, log_totals, *found, *_attention_sizes(q, keys))
+    return found
