@@ -15,6 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from twoaxis.core.measure import Operation, Operations, noise, perturb, product_flops
 from twoaxis.depth import DepthConfig, ResidualConfig
 from twoaxis.model import Decoder, DecoderConfig
+from twoaxis.ops.gpu.launch import without_kernels
 
 VOCAB, D_MODEL, N_LAYERS, TOKENS = 11, 8, 3, 9
 
@@ -74,7 +75,7 @@ def depth_attention_adds(T: int, L: int, d: int, K: int | None = None) -> Added:
         if operation.name in ("mul", "addcmul"):
             mixing += 2 * sum(x.numel() for x in operation.made if x.shape[2:] == (HEADS, d // HEADS))
 
-    with Operations(note):
+    with Operations(note), without_kernels():
         total, _ = _products(model, T)
     return Added(mixing, total - _products(_decoder(d, L), T)[0])
 

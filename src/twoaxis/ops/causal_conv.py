@@ -183,7 +183,7 @@ class _CausalConv(torch.autograd.Function):
         ctx: Any, weights: Tensor, bias: Tensor | None, documents: Tensor | None, tokens: int, dilation: int, *rows: Tensor
     ) -> Tensor:
         ctx.save_for_backward(weights, bias, documents, *rows)
-        ctx.tokens, ctx.dilation, ctx.in_c = tokens, dilation, sums.serves_conv(rows, weights, bias)
+        ctx.tokens, ctx.dilation, ctx.in_c = tokens, dilation, sums.serves_conv(rows, weights, bias, documents)
         if ctx.in_c:
             return sums.causal_conv(rows, weights, bias, documents, tokens, dilation)
         dtype, past = statistics_dtype(rows[0]), rows[0].shape[1] - tokens

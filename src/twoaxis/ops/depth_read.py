@@ -12,6 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from twoaxis.core.errors import ConfigError
+from twoaxis.ops.cpu import library
 from twoaxis.ops.gpu import depth_read_operator, norm_operator
 from twoaxis.ops.mix import by_head, head_sums, spread, sum_of_products
 from twoaxis.ops.norm import inverse_rms as rms_factor
@@ -100,10 +101,13 @@ def _read(
     """Computes the read with kernels where they serve it, else in torch, which leaves the sources as they are."""
     _check(sources, inverse_rms)
     given = sources, inverse_rms, query, n_heads, stream, scale, normalised
-    others = *inverse_rms, query, stream, scale
-    chooses = len(sources) > 1 or normalised
-    if impl == "fused" and chooses and depth_read_operator.serves(sources, n_heads, others):
-        return PassingRead(*depth_read_operator.read(*given, passes=passes))
+    # In kernels the gradient flows through the inverse rms of all sources, or of none.
+    through = [v.requires_grad and not r.requires_grad for v, r in zip(sources, inverse_rms, strict=True)]
+    mixed_up = any(through) and any(r.requires_grad for r in inverse_rms)
+    if impl == "fused" and not mixed_up and (len(sources) > 1 or normalised):
+        on_cpu = depth_read_operator.serves_on_cpu(sources, inverse_rms, query, n_heads, stream, scale)
+        if on_cpu or depth_read_operator.serves(sources, n_heads):
+            return PassingRead(*depth_read_operator.read(*given, passes=passes))
     return PassingRead(_in_torch(*given), tuple(sources))
 
 
@@ -184,7 +188,7 @@ def passing_factor(
 
 def _factor(v: Tensor, eps: float, impl: Impl, passes: bool) -> tuple[Tensor, ...]:
     """The factor and, where a kernel passes it on, the source."""
-    if impl == "fused" and depth_read_operator.serves([v], 1, ()):
+    if impl == "fused" and (library.served(v) or depth_read_operator.serves([v], 1)):
         return norm_operator.source_factor(v, eps, passes)
     if runs_plain(impl):
         return (torch.rsqrt(v.to(statistics_dtype(v)).square().mean(-1) + eps),)

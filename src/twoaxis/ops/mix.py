@@ -64,18 +64,19 @@ def mix(sources: Sequence[Float[Tensor, "B T D"]], weights: Float[Tensor, "C S *
     if not sources or weights.shape[1] != len(sources):
         raise ConfigError(f"mix: got {len(sources)} sources and weights for {weights.shape[1]}; give one weight per source")
     if sources[0].device.type == "cpu":
-        by_source, taps = weights.transpose(0, 1), weights.unsqueeze(-1)
-        if weights.ndim != 3 and stream_operator.serves(sources, None, by_source, None, 1):
+        by_source = weights.transpose(0, 1)
+        if stream_operator.serves(sources, None, by_source, None, 1):
             return stream_operator.mix(sources, None, by_source, None)
         # A weight per feature is a convolution with one tap.
-        if weights.ndim == 3 and sums.serves_conv(sources, taps, None):
-            return tuple(causal_conv_sum(sources, way) for way in taps)
-    ways = [way.unbind() for way in weights.to(statistics_dtype(sources[0])).unbind()]
-    totals = [sources[0] * _aligned(way[0]) for way in ways]
-    computed = measure.ways(range(len(ways)))
+        ways = weights.unsqueeze(-1).unbind()
+        if all(sums.serves_conv(sources, taps, None) for taps in ways):
+            return tuple(causal_conv_sum(sources, taps) for taps in ways)
+    rows = [way.unbind() for way in weights.to(statistics_dtype(sources[0])).unbind()]
+    totals = [sources[0] * _aligned(way[0]) for way in rows]
+    computed = measure.ways(range(len(rows)))
     for s, v in enumerate(sources[1:], start=1):
         for c in computed:
-            totals[c] = torch.addcmul(totals[c], v, _aligned(ways[c][s]))
+            totals[c] = torch.addcmul(totals[c], v, _aligned(rows[c][s]))
     return tuple(total.to(sources[0].dtype) for total in totals)
 
 

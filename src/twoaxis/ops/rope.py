@@ -19,6 +19,7 @@ from twoaxis.core.cost import Shape
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.registry import Row, Table
+from twoaxis.ops.cpu import blocks
 from twoaxis.ops.gpu.launch import operator
 from twoaxis.ops.precision import outside_autocast, statistics_dtype
 
@@ -250,9 +251,24 @@ def shared_key(table: RotationTable, dtype: torch.dtype) -> Hashable:
 
 @outside_autocast
 def rotate(x: Float[Tensor, "B T H K"], turn: Rotation) -> Float[Tensor, "B T H K"]:
-    """Rotates the channel pairs (i, i + K/2) of every head by the angle of its position."""
+    """Rotates the channel pairs (i, i + K/2) of every head by the angle of its position; on a CPU in C, in float32."""
     cos, sin = turn
+    if blocks.serves_rotation(x, cos, sin):
+        return _Rotate.apply(x, cos, sin)
     wide = x.to(statistics_dtype(x))
     first, second = wide.tensor_split(2, dim=-1)
     # The same as `roll`, whose gradient a compiler computes channel by channel.
     return torch.addcmul(wide * cos, torch.cat((second, first), dim=-1), sin).to(x.dtype)
+
+
+class _Rotate(torch.autograd.Function):
+    """In C. Saves the cosines and sines alone."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        return blocks.rotate(x, cos, sin, backward=False)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None]:
+        return blocks.rotate(grad_outputs[0], *ctx.saved_tensors, backward=True), None, None

@@ -1,6 +1,6 @@
 """C kernels against the reference in float64: values and all gradients, over odd shapes, between numbers that are none."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -15,10 +15,13 @@ from twoaxis.ops.cpu import library
 from twoaxis.ops.delta import delta_writes
 from twoaxis.ops.depth_attention import depth_attention, depth_summary
 from twoaxis.ops.depth_read import depth_read, passing_factor, passing_read, source_factor
+from twoaxis.ops.gated_linear import silu_gate
 from twoaxis.ops.gpu import launch
 from twoaxis.ops.grn import ACTIVATIONS, grn
 from twoaxis.ops.mix import mix
+from twoaxis.ops.norm import rms_norm
 from twoaxis.ops.precision import Impl
+from twoaxis.ops.rope import RotationTable, rotate, rotation
 from twoaxis.ops.sinkhorn import Sinkhorn, sinkhorn
 from twoaxis.ops.streams import mix_pieces
 
@@ -29,35 +32,53 @@ sizes, flags = st.integers(1, 4), st.booleans()
 widths = st.sampled_from([1, 7, 8, 31, 40, 99])
 
 
+CALLED: list[str] = []
+
+
 @pytest.fixture(autouse=True)
-def called(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """The kernels that a test calls; without a compiler there is nothing to test, and the environment of a run says so."""
+def kernels_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a compiler there is nothing to test, and the environment of a run says so."""
     assert library.kernels() == "on"
-    names: list[str] = []
     call = library.call
-    monkeypatch.setattr(library, "call", lambda name, *arguments: (names.append(name), call(name, *arguments)))
-    yield names
-    assert names, "no kernel was called"
+    monkeypatch.setattr(library, "call", lambda name, *arguments: (CALLED.append(name), call(name, *arguments)))
 
 
-def results(operator: Operator, tensors: Sequence[Tensor]) -> list[Tensor]:
-    """All results, and the gradients of all tensors."""
-    leaves = [x.requires_grad_() for x in tensors]
+def results(operator: Operator, tensors: Sequence[Tensor], wanted: Sequence[int] | None = None) -> list[Tensor]:
+    """All results, and the gradients of all tensors, or of some."""
+    wanted = range(len(tensors)) if wanted is None else wanted
+    leaves = [x.requires_grad_(index in wanted) for index, x in enumerate(tensors)]
     made = operator(*leaves)
     made = made if isinstance(made, tuple) else (made,)
-    cotangents = [normal(*y.shape, seed=index).to(y.dtype) for index, y in enumerate(made)]
-    found = torch.autograd.grad(made, leaves, cotangents, allow_unused=True, materialize_grads=True)
+    cotangents = [(y, normal(*y.shape, seed=index).to(y.dtype)) for index, y in enumerate(made) if y.requires_grad]
+    asked = [leaves[index] for index in wanted]
+    found = torch.autograd.grad(
+        [y for y, _ in cotangents], asked, [c for _, c in cotangents], allow_unused=True, materialize_grads=True
+    )
     return [*(y.detach() for y in made), *found]
 
 
-def assert_equal(operator: Callable[[Impl], Operator], *shapes: Sequence[int], scale: float = 1.0) -> None:
-    """The kernels, in float32, give what the reference gives in float64."""
+def assert_same(
+    name: str, ours: Operator, reference: Operator, *shapes: Sequence[int], scale: float = 1.0, backward: bool = True
+) -> None:
+    """This kernel and that of its gradient, in float32, give what the reference gives in float64."""
     exact = [scale * normal(*shape, seed=index) for index, shape in enumerate(shapes)]
-    want = results(operator("reference"), [x.clone() for x in exact])
-    got = results(operator("fused"), [guarded(x.float()) for x in exact])
-    for index, (ours, right) in enumerate(zip(got, want, strict=True)):
-        allowed = VALUES if index < len(want) - len(shapes) else GRADIENTS
-        assert error(ours, right, right.numel() ** 0.5) <= allowed, index
+    with launch.without_kernels():
+        want = results(reference, [x.clone() for x in exact])
+    CALLED.clear()
+    got = results(ours, [guarded(x.float()) for x in exact])
+    assert name in CALLED and (f"{name}_backward" in CALLED or not backward), CALLED
+    n_made = len(want) - len(shapes)
+    for index, (one, right) in enumerate(zip(got, want, strict=True)):
+        assert error(one, right, right.numel() ** 0.5) <= (VALUES if index < n_made else GRADIENTS), index
+    # A gradient that nobody asks for is written nowhere, and changes no other.
+    for last in [index for index, grad in enumerate(got[n_made:]) if grad.any()][-1:]:
+        some = results(ours, [guarded(x.float()) for x in exact], [last])
+        assert all(torch.equal(a, b) for a, b in zip(some, [*got[:n_made], got[n_made + last]], strict=True))
+
+
+def assert_equal(name: str, operator: Callable[[Impl], Operator], *shapes: Sequence[int], scale: float = 1.0) -> None:
+    """The same, of an operator with an engine."""
+    assert_same(name, operator("fused"), operator("reference"), *shapes, scale=scale)
 
 
 @given(S=st.integers(2, 9), H=st.sampled_from([1, 3]), K=widths, each=flags, normalised=flags, own=flags, whole=flags)
@@ -72,7 +93,7 @@ def test_depth_read(S: int, H: int, K: int, each: bool, normalised: bool, own: b
         return run
 
     B, T, D = 2, 5, H * K
-    assert_equal(read, (B, T, D) if each else (D,), (B, T, D), (1,), *[(B, T, D)] * S)
+    assert_equal("depth_read", read, (B, T, D) if each else (D,), (B, T, D), (1,), *[(B, T, D)] * S)
 
 
 def test_sources_pass_their_gradients_on() -> None:
@@ -85,7 +106,7 @@ def test_sources_pass_their_gradients_on() -> None:
 
         return run
 
-    assert_equal(reads, (33,), *[(2, 5, 33)] * 3)
+    assert_equal("depth_read", reads, (33,), *[(2, 5, 33)] * 3)
 
 
 @given(n=sizes, K=sizes, D=widths, each=flags, kind=st.sampled_from(["mix", "write", "read"]))
@@ -93,28 +114,28 @@ def test_mixing_of_streams(n: int, K: int, D: int, each: bool, kind: str) -> Non
     per, stream = (3, 4) if each else (), (3, 4, D)
     if kind == "mix":
         operator = lambda impl: lambda y, r, w, *x: mix_pieces(x, y, r, w, 1, impl)  # noqa: E731
-        assert_equal(operator, stream, (n, n, *per), (1, n, *per), *[stream] * n)
+        assert_equal("mix_streams", operator, stream, (n, n, *per), (1, n, *per), *[stream] * n)
     elif kind == "write":
-        assert_equal(lambda impl: lambda y, w, *x: mix_pieces(x, y, None, w, 1, impl), stream, (1, n, *per), *[stream] * n)
+        operator = lambda impl: lambda y, w, *x: mix_pieces(x, y, None, w, 1, impl)  # noqa: E731
+        assert_equal("mix_streams", operator, stream, (1, n, *per), *[stream] * n)
     else:
-        assert_equal(lambda impl: lambda r, *x: mix_pieces(x, None, r, None, 1, impl), (n, K, *per), *[stream] * n)
+        operator = lambda impl: lambda r, *x: mix_pieces(x, None, r, None, 1, impl)  # noqa: E731
+        assert_equal("mix_streams", operator, (n, K, *per), *[stream] * n)
 
 
 @given(S=st.integers(1, 9), C=sizes, D=widths, kind=st.sampled_from(["number", "token", "feature"]))
 def test_mix_of_sources(S: int, C: int, D: int, kind: str) -> None:
-    weights = normal(C, S, *{"number": (), "token": (3, 4), "feature": (D,)}[kind])
-    sources = [normal(3, 4, D, seed=1 + s) for s in range(S)]
-    with launch.without_kernels():
-        want = results(lambda w, *v: mix(v, w), [weights, *(v.clone() for v in sources)])
-    got = results(lambda w, *v: mix(v, w), [guarded(x.float()) for x in (weights, *sources)])
-    assert all(error(ours, right, right.numel() ** 0.5) <= GRADIENTS for ours, right in zip(got, want, strict=True))
+    each = {"number": (), "token": (3, 4), "feature": (D,)}[kind]
+    name = "causal_conv" if kind == "feature" else "mix_streams"
+    sums = lambda w, *v: mix(v, w)  # noqa: E731
+    assert_same(name, sums, sums, (C, S, *each), *[(3, 4, D)] * S)
 
 
 @given(C=sizes, D=widths, erases=flags)
 def test_delta_write(C: int, D: int, erases: bool) -> None:
     rule = "delta" if erases else "write_only"
     shapes = (2, 5, D), (C, 2, 5), (2, 5), *[(2, 5, D)] * C
-    assert_equal(lambda impl: lambda u, v, beta, *x: delta_writes(x, u, v, beta, 0.1, rule, impl), *shapes)
+    assert_equal("delta_write", lambda impl: lambda u, v, beta, *x: delta_writes(x, u, v, beta, 0.1, rule, impl), *shapes)
 
 
 @given(
@@ -126,7 +147,7 @@ def test_delta_write(C: int, D: int, erases: bool) -> None:
 )
 def test_sinkhorn(n: int, rounds: int, start: str, order: str, eps: float) -> None:
     options = Sinkhorn(rounds, order, start, eps, eps)  # type: ignore[arg-type]
-    assert_equal(lambda impl: lambda logits: sinkhorn(logits, options, impl), (n, n, 3, 7))
+    assert_equal("sinkhorn", lambda impl: lambda logits: sinkhorn(logits, options, impl), (n, n, 3, 7))
 
 
 @given(S=st.integers(1, 3), C=widths, k=sizes, d=st.integers(1, 3), past=st.integers(0, 7), documents=flags, biased=flags)
@@ -141,7 +162,7 @@ def test_causal_convolution(S: int, C: int, k: int, d: int, past: int, documents
 
         return run
 
-    assert_equal(convolve, (S, C, k), (C,), *[(2, 6, C)] * S, *[(2, past, C)] * (S if past else 0))
+    assert_equal("causal_conv", convolve, (S, C, k), (C,), *[(2, 6, C)] * S, *[(2, past, C)] * (S if past else 0))
 
 
 @given(S=st.integers(1, 5), C=sizes, D=widths, shared=flags, gain=flags, activation=st.sampled_from(list(ACTIVATIONS)))
@@ -152,7 +173,7 @@ def test_generalised_residual(S: int, C: int, D: int, shared: bool, gain: bool, 
 
         return run
 
-    assert_equal(sums, (C, S, D), (C, 1 if shared else S, D), (D,), *[(2, 5, D)] * S, scale=0.5)
+    assert_equal("grn", sums, (C, S, D), (C, 1 if shared else S, D), (D,), *[(2, 5, D)] * S, scale=0.5)
 
 
 @given(S=st.integers(1, 9), G=st.integers(1, 3), queries=st.integers(1, 3), K=widths, total=flags)
@@ -163,7 +184,66 @@ def test_attention_along_depth(S: int, G: int, queries: int, K: int, total: bool
         given = q, sources[:S], sources[S:]
         return depth_summary(*given) if total else depth_attention(*given)
 
+    assert_same("depth_attention", attend, attend, *shapes)
+
+
+@given(F=st.sampled_from([1, 7, 8, 19]), large=flags)
+def test_gate(F: int, large: bool) -> None:
+    assert_equal("silu_gate", lambda impl: lambda x: silu_gate(x, impl), (2, 5, 2 * F), scale=30.0 if large else 1.0)
+
+
+def test_gates_far_from_zero_saturate() -> None:
+    x = torch.tensor([[-1e30, -200.0, -88.0, -87.0, 87.0, 88.0, 200.0, 1e30, *[1.0] * 8]], requires_grad=True)
+    y = silu_gate(x)
+    y.sum().backward()
+    assert x.grad is not None and torch.isfinite(y).all() and torch.isfinite(x.grad).all()
+    torch.testing.assert_close(y[0, 1:], torch.tensor([0.0, 0.0, 0.0, 87.0, 88.0, 200.0, 1e30]), atol=1e-30, rtol=0)
+    assert silu_gate(torch.tensor([[float("nan"), 1.0]])).isnan().all()
+
+
+@given(D=widths, gain=flags, scale=st.sampled_from([1.0, 0.5]))
+def test_rms_norm(D: int, gain: bool, scale: float) -> None:
+    operator = lambda impl: lambda x, g: rms_norm(x, g if gain else None, EPS, impl, scale)  # noqa: E731
+    assert_equal("rms_norm", operator, (2, 5, D), (D,))
+
+
+@given(B=st.integers(1, 3), T=st.integers(1, 5), H=st.integers(1, 3), K=st.sampled_from([2, 10, 32]), each=flags, joint=flags)
+def test_rotation(B: int, T: int, H: int, K: int, each: bool, joint: bool) -> None:
+    positions = torch.arange(B * T).view(B, T) if each else torch.arange(T).unsqueeze(0)
+    table = RotationTable(width=K, theta=100.0)
+
+    def rotated(x: Tensor) -> Tensor:
+        own = x[..., : H * K].unflatten(-1, (H, K)) if joint else x.unflatten(-1, (H, K))
+        return rotate(own, rotation(positions, table, x.dtype))
+
+    assert_same("rotate", rotated, rotated, (B, T, H * K + (6 if joint else 0)), backward=False)
+
+
+BROADCAST: dict[str, tuple[Operator, list[tuple[int, ...]]]] = {
+    "a query for all sequences": (lambda q, a, b: depth_read([a, b], [a[..., 0], b[..., 0]], q), [(1, 1, 8), *[(2, 3, 8)] * 2]),
+    "one weight per source with an axis": (lambda w, a, b: mix([a, b], w), [(1, 2, 1), *[(2, 3, 8)] * 2]),
+    "one bias for all ways": (lambda b, w, v: grn([v], b, w, "relu"), [(1, 1, 8), (1, 1, 8), (2, 3, 8)]),
+    "one gain": (lambda x, g: rms_norm(x, g.expand(8), EPS), [(2, 3, 8), (1,)]),
+}
+"""By what PyTorch broadcasts: an operator, and its shapes."""
+
+
+@pytest.mark.parametrize("name", BROADCAST)
+def test_what_is_broadcast_is_computed_right(name: str) -> None:
+    operator, shapes = BROADCAST[name]
     exact = [normal(*shape, seed=index) for index, shape in enumerate(shapes)]
-    want = results(attend, [x.clone() for x in exact])
-    got = results(attend, [guarded(x.float()) for x in exact])
+    want, got = results(operator, [x.clone() for x in exact]), results(operator, [guarded(x.float()) for x in exact])
+    assert all(error(ours, right, right.numel() ** 0.5) <= GRADIENTS for ours, right in zip(got, want, strict=True))
+
+
+def test_each_source_of_a_read_has_a_gradient_through_its_rms_or_a_factor_with_one() -> None:
+    def read(impl: Impl) -> Operator:
+        factor = lambda a, own: source_factor(a if own else a.detach(), EPS, impl)  # noqa: E731
+        return lambda q, a, b: depth_read([a, b], [factor(a, True), factor(b, False)], q, impl)
+
+    exact = [normal(*shape, seed=seed) for seed, shape in enumerate([(9,), (2, 3, 9), (2, 3, 9)])]
+    want, got = (
+        results(read("reference"), [x.clone() for x in exact]),
+        results(read("fused"), [guarded(x.float()) for x in exact]),
+    )
     assert all(error(ours, right, right.numel() ** 0.5) <= GRADIENTS for ours, right in zip(got, want, strict=True))

@@ -31,7 +31,7 @@ void depth_read(
     const whole K = D / H;
 #pragma omp parallel for num_threads(threads) if (S * N * D > SMALL)
     for (whole n = 0; n < N; n++) {
-        float *restrict to = mixed + n * D;
+        float *to = mixed + n * D;
         for (whole h = 0; h < H; h++) {
             const whole at = n * D + h * K;
             float products[MOST], weights[MOST], top = -INFINITY, total = 0;

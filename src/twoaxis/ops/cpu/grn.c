@@ -5,7 +5,7 @@ enum activation { RELU, GELU, SILU, IDENTITY };
 
 INLINE float activated(float z, enum activation activation) {
     switch (activation) {
-    case RELU: return z > 0 ? z : 0;
+    case RELU: return z <= 0 ? 0 : z;
     case GELU: return 0.5f * z * (1 + erff(z * 0.70710678f));
     case SILU: return z / (1 + expf(-z));
     default: return z;

@@ -51,6 +51,8 @@ class _Loaded(NamedTuple):
 
 def kernels() -> str:
     """Says whether C kernels serve tensors on a CPU, and if not, why: `on`, or `off` with the reason."""
+    if launch.INTERPRETED:
+        return "off: Triton interprets its kernels"
     if not launch.switched_on():
         return f"off: {launch.SWITCH}=off"
     loaded = _load()

@@ -11,13 +11,19 @@ from torch import Tensor
 from twoaxis.ops.cpu import library
 from twoaxis.ops.gpu import launch
 
+MOST_NUMBERS = 2**24
+"""Of the scratch that sums over rows take."""
+
 ACTIVATIONS = ("relu", "gelu", "silu", "identity")
 
 
-def serves_conv(rows: Sequence[Tensor], weights: Tensor, bias: Tensor | None) -> bool:
-    """Whether the kernels convolve these rows: at most `MOST_TENSORS` taps in all."""
-    few = len(rows) * weights.shape[-1] <= library.MOST_TENSORS
-    return few and library.served(*rows, weights, bias)
+def serves_conv(rows: Sequence[Tensor], weights: Tensor, bias: Tensor | None, documents: Tensor | None = None) -> bool:
+    """Whether the kernels convolve these rows: at most `MOST_TENSORS` taps in all, and nothing is broadcast."""
+    x, S = rows[0], len(rows)
+    fits = weights.ndim == 3 and weights.shape[:2] == (S, x.shape[-1]) and S * weights.shape[-1] <= library.MOST_TENSORS
+    fits = fits and all(one.shape == x.shape for one in rows) and (bias is None or bias.shape == x.shape[-1:])
+    fits = fits and (documents is None or (documents.shape == x.shape[:2] and documents.device.type == "cpu"))
+    return fits and library.served(*rows, weights, bias)
 
 
 def _conv_sizes(rows: Sequence[Tensor], weights: Tensor, tokens: int, dilation: int) -> tuple[int, ...]:
@@ -63,8 +69,10 @@ def _whole(documents: Tensor | None) -> Tensor | None:
 
 
 def serves_grn(sources: Sequence[Tensor], bias: Tensor, weights: Tensor) -> bool:
-    """Whether the kernels compute the sums of these sources."""
-    return library.served(*sources, bias, weights)
+    """Whether the kernels compute the sums of these sources: nothing is broadcast, and sums over rows fit 64 MiB."""
+    (C, R, D), S = weights.shape, len(sources)
+    fits = bias.shape == (C, S, D) and all(v.shape == (*sources[0].shape[:-1], D) for v in sources)
+    return fits and library.PARTS * C * (S + R) * D <= MOST_NUMBERS and library.served(*sources, bias, weights)
 
 
 def grn(
@@ -77,7 +85,7 @@ def grn(
     inverse = v.new_empty(0 if eps is None else S, N)
     given = [launch.ready(x) for x in sources], launch.ready(bias), launch.ready(weights)
     factors = None if eps is None else inverse
-    library.call("grn", *given, results, z, factors, eps or 0.0, ACTIVATIONS.index(activation), S, C, R, N, D)
+    library.call("grn", *given, results, z, factors, float(eps or 0), ACTIVATIONS.index(activation), S, C, R, N, D)
     return results, z, inverse
 
 
@@ -104,8 +112,11 @@ def grn_backward(
 
 
 def serves_attention(q: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor]) -> bool:
-    """Whether the kernels attend to these keys and values."""
-    return len(keys) <= library.MOST_TENSORS and library.served(q, *keys, *values)
+    """Whether the kernels attend to these keys and values: nothing is broadcast."""
+    k = keys[0]
+    fits = len(keys) <= library.MOST_TENSORS and q.ndim == k.ndim == 4 and q.shape[2] % k.shape[2] == 0
+    fits = fits and k.shape == (*q.shape[:2], k.shape[2], q.shape[3]) and all(x.shape == k.shape for x in (*keys, *values))
+    return fits and library.served(q, *keys, *values)
 
 
 def _attention_sizes(q: Tensor, keys: Sequence[Tensor]) -> tuple[int, ...]:

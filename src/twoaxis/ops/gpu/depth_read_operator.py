@@ -230,18 +230,25 @@ class _DepthRead(torch.autograd.Function):
         return grad_query, grad_stream, grad_scale, *(None,) * 4, *grad_sources, *by_factor, *grad_early
 
 
-def serves(sources: Sequence[Tensor], n_heads: int, others: Sequence[Tensor | None] | None = None) -> bool:
-    """Whether the kernels compute a read of these sources.
+def serves(sources: Sequence[Tensor], n_heads: int) -> bool:
+    """Whether the kernels of a GPU compute a read of these sources."""
+    return launch.served(sources[0]) and launch.fits(sources[0].shape[-1], n_heads, len(sources))
 
-    Args:
-        sources: of the read.
-        n_heads: H.
-        others: all other tensors of a read in one phase; None for one of two, which no kernel computes on a CPU.
-    """
-    v, n_sources = sources[0], len(sources)
-    if v.device.type == "cpu" and not launch.INTERPRETED:
-        return others is not None and n_sources <= launch.MOST_SOURCES and library.served(*sources, *others)
-    return launch.served(v) and launch.fits(v.shape[-1], n_heads, n_sources)
+
+def serves_on_cpu(
+    sources: Sequence[Tensor],
+    inverse_rms: Sequence[Tensor],
+    query: Tensor,
+    n_heads: int,
+    stream: Tensor | None,
+    scale: Tensor | None,
+) -> bool:
+    """Whether the kernels of a CPU compute this read, whose shapes are exact: nothing is broadcast."""
+    v = sources[0]
+    fits = len(sources) <= launch.MOST_SOURCES and v.shape[-1] % n_heads == 0
+    fits = fits and query.shape in (v.shape[-1:], v.shape) and all(r.shape == v.shape[:-1] for r in inverse_rms)
+    fits = fits and (stream is None or stream.shape == v.shape) and (scale is None or scale.numel() == 1)
+    return fits and library.served(*sources, *inverse_rms, query, stream, scale)
 
 
 def read(

@@ -6,6 +6,7 @@ from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 
 from twoaxis.core.measure import Operation, Operations
+from twoaxis.ops.gpu.launch import without_kernels
 from twoaxis.planner.formulas.roofline import Data, harmonic_size, operator
 
 FUNCTION_FLOPS = 20.0
@@ -36,7 +37,7 @@ Run = Callable[[], object]
 
 
 def eager_operators(run: Run) -> list[Data]:
-    """Runs a computation once and returns its operators in order, those of its backward pass included.
+    """Runs a computation once, without kernels, and returns its operators in order, those of its backward pass included.
 
     Example:
         >>> import torch
@@ -55,7 +56,7 @@ def eager_operators(run: Run) -> list[Data]:
             found.append(_operator(operation.name, flops, operation.given, operation.made))
 
     # Composite operations are counted by their parts.
-    with Operations(note, decompose=True):
+    with Operations(note, decompose=True), without_kernels():
         run()
     return found
 
