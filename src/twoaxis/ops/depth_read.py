@@ -101,14 +101,17 @@ def _read(
     """Computes the read with kernels where they serve it, else in torch, which leaves the sources as they are."""
     _check(sources, inverse_rms)
     given = sources, inverse_rms, query, n_heads, stream, scale, normalised
-    # In kernels the gradient flows through the inverse rms of all sources, or of none.
-    through = [v.requires_grad and not r.requires_grad for v, r in zip(sources, inverse_rms, strict=True)]
-    mixed_up = any(through) and any(r.requires_grad for r in inverse_rms)
-    if impl == "fused" and not mixed_up and (len(sources) > 1 or normalised):
+    if impl == "fused" and factors_are_alike(sources, inverse_rms) and (len(sources) > 1 or normalised):
         on_cpu = depth_read_operator.serves_on_cpu(sources, inverse_rms, query, n_heads, stream, scale)
         if on_cpu or depth_read_operator.serves(sources, n_heads):
             return PassingRead(*depth_read_operator.read(*given, passes=passes))
     return PassingRead(_in_torch(*given), tuple(sources))
+
+
+def factors_are_alike(sources: Sequence[Tensor], inverse_rms: Sequence[Tensor]) -> bool:
+    """Whether all inverse rms have gradients of their own, or none; in kernels they are alike."""
+    through = [v.requires_grad and not r.requires_grad for v, r in zip(sources, inverse_rms, strict=True)]
+    return not (any(through) and any(r.requires_grad for r in inverse_rms))
 
 
 def _in_torch(

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from twoaxis.core.errors import ConfigError, problem
 from twoaxis.ops.cpu import blocks, library
 from twoaxis.ops.precision import Impl, runs_plain
 
@@ -20,7 +21,12 @@ def silu_gate(gate_and_value: Float[Tensor, "*n two_F"], impl: Impl = "fused") -
     Source: GLU Variants Improve Transformer, arXiv:2002.05202, eq. 6
     Engines: on a CPU kernels in C, in float32. Everything else runs in torch's engine
     Cost:   flops 5*F per row; the fused engine saves its input only
+
+    Raises:
+        ConfigError: an odd width.
     """
+    if gate_and_value.shape[-1] % 2:
+        raise ConfigError(problem("silu_gate: width", gate_and_value.shape[-1], "even", "give one gate for each value"))
     if runs_plain(impl):
         a, b = gate_and_value.chunk(2, dim=-1)
         return F.silu(a) * b
@@ -30,7 +36,7 @@ def silu_gate(gate_and_value: Float[Tensor, "*n two_F"], impl: Impl = "fused") -
 
 
 def _silu_gate(gate_and_value: Tensor) -> Tensor:
-    if gate_and_value.shape[-1] % 2 == 0 and library.served(gate_and_value):
+    if library.served(gate_and_value):
         return blocks.silu_gate(gate_and_value)
     a, b = gate_and_value.chunk(2, dim=-1)
     return F.silu(a).mul_(b)

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from twoaxis.core.errors import ConfigError
-from twoaxis.ops.depth_read import depth_scores, softmax_mix, weighted_sum, with_gradient
+from twoaxis.ops.depth_read import depth_scores, factors_are_alike, softmax_mix, weighted_sum, with_gradient
 from twoaxis.ops.gpu import depth_read_operator, two_phase_operator
 from twoaxis.ops.precision import Impl, outside_autocast, statistics_dtype
 from twoaxis.ops.scores import row_product
@@ -80,7 +80,7 @@ def _early_reads(
             f"early_reads: got {len(sources)} sources and {len(inverse_rms)} inverse rms; give one of each per source"
         )
     dtype = statistics_dtype(sources[0])
-    if impl == "fused" and depth_read_operator.serves(sources, n_heads):
+    if impl == "fused" and factors_are_alike(sources, inverse_rms) and depth_read_operator.serves(sources, n_heads):
         stacked = torch.stack([query.to(dtype) for query in queries])
         mixtures, totals, passed = two_phase_operator.early_reads(sources, inverse_rms, stacked, n_heads, passes)
         return tuple(map(EarlyRead, mixtures, totals.unbind())), passed
@@ -112,7 +112,7 @@ def late_read(
     Cost:     flops 4*D per late source and 2*D, per token
     """
     n_heads = early.log_total.shape[-1]
-    if impl == "fused" and depth_read_operator.serves(sources, n_heads):
+    if impl == "fused" and factors_are_alike(sources, inverse_rms) and depth_read_operator.serves(sources, n_heads):
         return depth_read_operator.read(sources, inverse_rms, query, n_heads, None, None, False, early=early)[0]
     if n_heads == 1:
         factors = (with_gradient(r, v) for v, r in zip(sources, inverse_rms, strict=True))

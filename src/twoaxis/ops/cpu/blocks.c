@@ -16,12 +16,13 @@ INLINE lanes exponential(lanes x) {
     return p * (lanes)((__builtin_convertvector(n, ints) + 127) << 23);
 }
 
+/* 0 below -87. */
 INLINE lanes sigmoid(lanes x) {
     lanes negative = -x;
     const ints high = negative > 87, low = negative < -87;
     const lanes top = {87, 87, 87, 87, 87, 87, 87, 87};
     negative = (lanes)(((ints)negative & ~(high | low)) | ((ints)top & high) | ((ints)-top & low));
-    return 1 / (1 + exponential(negative));
+    return (lanes)((ints)(1 / (1 + exponential(negative))) & ~high);
 }
 
 /* Rows of the input are [a | b], of F numbers each: silu(a) b. */
