@@ -133,10 +133,10 @@ def a_machine_that_leaves(folder: Path, cluster: Any) -> None:
     RayEngine().run([task], told)
     assert told.ends == {"run": 0} and (folder / "began").read_text() == "x\nx\n" and not worker_file(task).exists()
     assert told.notes[0].endswith("1 runs at once, each with 2 processors and 0 GPUs")
-    assert told.notes[1].endswith("starts again, 1 of 3 times")
-    # The run may be lost before the cluster says that the machine is.
+    # A busy machine takes so long to start it that it says so; the run may be lost before the cluster says that the machine is.
+    notes = [note for note in told.notes[1:] if "has waited" not in note]
     less = "run: no machine is left with 2 processors and 0 GPUs; asks for 1 processor and 0 GPUs"
-    assert told.notes[2:] in ([], [less])
+    assert notes[0].endswith("starts again, 1 of 3 times") and notes[1:] in ([], [less])
 
 
 def parent_of_the_lock_holder(run: Path) -> int:

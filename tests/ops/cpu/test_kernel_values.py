@@ -4,12 +4,10 @@ from collections.abc import Callable, Sequence
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.ops.compare import normal
-from tests.ops.gpu.interpreted import GRADIENTS, VALUES, error, guarded
 from twoaxis.ops.causal_conv import causal_conv_sum
 from twoaxis.ops.cpu import library
 from twoaxis.ops.delta import delta_writes
@@ -25,9 +23,13 @@ from twoaxis.ops.rope import RotationTable, rotate, rotation
 from twoaxis.ops.sinkhorn import Sinkhorn, sinkhorn
 from twoaxis.ops.streams import mix_pieces
 
+from ..compare import normal
+from ..gpu.interpreted import GRADIENTS, VALUES, error, guarded
+
 EPS = 1e-5
 Operator = Callable[..., Tensor | tuple[Tensor, ...]]
 
+few = settings(max_examples=40)
 sizes, flags = st.integers(1, 4), st.booleans()
 widths = st.sampled_from([1, 7, 8, 31, 40, 99])
 
@@ -81,6 +83,7 @@ def assert_equal(name: str, operator: Callable[[Impl], Operator], *shapes: Seque
     assert_same(name, operator("fused"), operator("reference"), *shapes, scale=scale)
 
 
+@few
 @given(S=st.integers(2, 9), H=st.sampled_from([1, 3]), K=widths, each=flags, normalised=flags, own=flags, whole=flags)
 def test_depth_read(S: int, H: int, K: int, each: bool, normalised: bool, own: bool, whole: bool) -> None:
     def read(impl: Impl) -> Operator:
@@ -109,6 +112,7 @@ def test_sources_pass_their_gradients_on() -> None:
     assert_equal("depth_read", reads, (33,), *[(2, 5, 33)] * 3)
 
 
+@few
 @given(n=sizes, K=sizes, D=widths, each=flags, kind=st.sampled_from(["mix", "write", "read"]))
 def test_mixing_of_streams(n: int, K: int, D: int, each: bool, kind: str) -> None:
     per, stream = (3, 4) if each else (), (3, 4, D)
@@ -123,6 +127,7 @@ def test_mixing_of_streams(n: int, K: int, D: int, each: bool, kind: str) -> Non
         assert_equal("mix_streams", operator, (n, K, *per), *[stream] * n)
 
 
+@few
 @given(S=st.integers(1, 9), C=sizes, D=widths, kind=st.sampled_from(["number", "token", "feature"]))
 def test_mix_of_sources(S: int, C: int, D: int, kind: str) -> None:
     each = {"number": (), "token": (3, 4), "feature": (D,)}[kind]
@@ -131,6 +136,7 @@ def test_mix_of_sources(S: int, C: int, D: int, kind: str) -> None:
     assert_same(name, sums, sums, (C, S, *each), *[(3, 4, D)] * S)
 
 
+@few
 @given(C=sizes, D=widths, erases=flags)
 def test_delta_write(C: int, D: int, erases: bool) -> None:
     rule = "delta" if erases else "write_only"
@@ -138,6 +144,7 @@ def test_delta_write(C: int, D: int, erases: bool) -> None:
     assert_equal("delta_write", lambda impl: lambda u, v, beta, *x: delta_writes(x, u, v, beta, 0.1, rule, impl), *shapes)
 
 
+@few
 @given(
     n=st.integers(1, 8),
     rounds=st.sampled_from([1, 4]),
@@ -150,6 +157,7 @@ def test_sinkhorn(n: int, rounds: int, start: str, order: str, eps: float) -> No
     assert_equal("sinkhorn", lambda impl: lambda logits: sinkhorn(logits, options, impl), (n, n, 3, 7))
 
 
+@few
 @given(S=st.integers(1, 3), C=widths, k=sizes, d=st.integers(1, 3), past=st.integers(0, 7), documents=flags, biased=flags)
 def test_causal_convolution(S: int, C: int, k: int, d: int, past: int, documents: bool, biased: bool) -> None:
     known = torch.arange(past + 6).div(4, rounding_mode="floor").expand(2, -1) if documents else None
@@ -165,6 +173,7 @@ def test_causal_convolution(S: int, C: int, k: int, d: int, past: int, documents
     assert_equal("causal_conv", convolve, (S, C, k), (C,), *[(2, 6, C)] * S, *[(2, past, C)] * (S if past else 0))
 
 
+@few
 @given(S=st.integers(1, 5), C=sizes, D=widths, shared=flags, gain=flags, activation=st.sampled_from(list(ACTIVATIONS)))
 def test_generalised_residual(S: int, C: int, D: int, shared: bool, gain: bool, activation: str) -> None:
     def sums(impl: Impl) -> Operator:
@@ -176,6 +185,7 @@ def test_generalised_residual(S: int, C: int, D: int, shared: bool, gain: bool, 
     assert_equal("grn", sums, (C, S, D), (C, 1 if shared else S, D), (D,), *[(2, 5, D)] * S, scale=0.5)
 
 
+@few
 @given(S=st.integers(1, 9), G=st.integers(1, 3), queries=st.integers(1, 3), K=widths, total=flags)
 def test_attention_along_depth(S: int, G: int, queries: int, K: int, total: bool) -> None:
     shapes = (2, 5, G * queries if total else G, K), *[(2, 5, G, K)] * (2 * S)
@@ -187,6 +197,7 @@ def test_attention_along_depth(S: int, G: int, queries: int, K: int, total: bool
     assert_same("depth_attention", attend, attend, *shapes)
 
 
+@few
 @given(F=st.sampled_from([1, 7, 8, 19]), large=flags)
 def test_gate(F: int, large: bool) -> None:
     assert_equal("silu_gate", lambda impl: lambda x: silu_gate(x, impl), (2, 5, 2 * F), scale=30.0 if large else 1.0)
@@ -206,12 +217,14 @@ def test_gates_far_from_zero_saturate(F: int) -> None:
     assert silu_gate(torch.full((1, 2 * F), none)).isnan().all()
 
 
+@few
 @given(D=widths, gain=flags, scale=st.sampled_from([1.0, 0.5]))
 def test_rms_norm(D: int, gain: bool, scale: float) -> None:
     operator = lambda impl: lambda x, g: rms_norm(x, g if gain else None, EPS, impl, scale)  # noqa: E731
     assert_equal("rms_norm", operator, (2, 5, D), (D,))
 
 
+@few
 @given(B=st.integers(1, 3), T=st.integers(1, 5), H=st.integers(1, 3), K=st.sampled_from([2, 10, 32]), each=flags, joint=flags)
 def test_rotation(B: int, T: int, H: int, K: int, each: bool, joint: bool) -> None:
     positions = torch.arange(B * T).view(B, T) if each else torch.arange(T).unsqueeze(0)

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.ops.compare import normal
 from twoaxis.core.errors import ConfigError
 from twoaxis.ops.causal_conv import causal_conv
 from twoaxis.ops.cpu import library
@@ -19,6 +18,8 @@ from twoaxis.ops.gpu import launch
 from twoaxis.ops.precision import plain_forms
 from twoaxis.ops.streams import mix_pieces
 from twoaxis.train.environment import describe_environment
+
+from ..compare import normal
 
 SAY = "from twoaxis.ops.cpu import library; import torch; print(library.kernels(), '|', library.served(torch.ones(1)))"
 
