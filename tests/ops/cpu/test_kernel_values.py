@@ -1,6 +1,7 @@
 """C kernels against the reference in float64: values and all gradients, over odd shapes, between numbers that are none."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -116,15 +117,17 @@ def test_sources_pass_their_gradients_on() -> None:
 @given(n=sizes, K=sizes, D=widths, each=flags, kind=st.sampled_from(["mix", "write", "read"]))
 def test_mixing_of_streams(n: int, K: int, D: int, each: bool, kind: str) -> None:
     per, stream = (3, 4) if each else (), (3, 4, D)
-    if kind == "mix":
-        operator = lambda impl: lambda y, r, w, *x: mix_pieces(x, y, r, w, 1, impl)  # noqa: E731
-        assert_equal("mix_streams", operator, stream, (n, n, *per), (1, n, *per), *[stream] * n)
-    elif kind == "write":
-        operator = lambda impl: lambda y, w, *x: mix_pieces(x, y, None, w, 1, impl)  # noqa: E731
-        assert_equal("mix_streams", operator, stream, (1, n, *per), *[stream] * n)
-    else:
-        operator = lambda impl: lambda r, *x: mix_pieces(x, None, r, None, 1, impl)  # noqa: E731
-        assert_equal("mix_streams", operator, (n, K, *per), *[stream] * n)
+    matrix, row = (n, n if kind == "mix" else K, *per), (1, n, *per)
+
+    def mixed(impl: Impl) -> Operator:
+        if kind == "mix":
+            return lambda y, r, w, *x: mix_pieces(x, y, r, w, 1, impl)
+        if kind == "write":
+            return lambda y, w, *x: mix_pieces(x, y, None, w, 1, impl)
+        return lambda r, *x: mix_pieces(x, None, r, None, 1, impl)
+
+    weights = {"mix": (stream, matrix, row), "write": (stream, row), "read": (matrix,)}[kind]
+    assert_equal("mix_streams", mixed, *weights, *[stream] * n)
 
 
 @few
@@ -132,7 +135,10 @@ def test_mixing_of_streams(n: int, K: int, D: int, each: bool, kind: str) -> Non
 def test_mix_of_sources(S: int, C: int, D: int, kind: str) -> None:
     each = {"number": (), "token": (3, 4), "feature": (D,)}[kind]
     name = "causal_conv" if kind == "feature" else "mix_streams"
-    sums = lambda w, *v: mix(v, w)  # noqa: E731
+
+    def sums(w: Tensor, *v: Tensor) -> tuple[Tensor, ...]:
+        return mix(v, w)
+
     assert_same(name, sums, sums, (C, S, *each), *[(3, 4, D)] * S)
 
 
@@ -152,8 +158,8 @@ def test_delta_write(C: int, D: int, erases: bool) -> None:
     order=st.sampled_from(["sources_first", "destinations_first"]),
     eps=st.sampled_from([0.0, 1e-2]),
 )
-def test_sinkhorn(n: int, rounds: int, start: str, order: str, eps: float) -> None:
-    options = Sinkhorn(rounds, order, start, eps, eps)  # type: ignore[arg-type]
+def test_sinkhorn(n: int, rounds: int, start: Any, order: Any, eps: float) -> None:
+    options = Sinkhorn(rounds, order, start, eps, eps)
     assert_equal("sinkhorn", lambda impl: lambda logits: sinkhorn(logits, options, impl), (n, n, 3, 7))
 
 
@@ -165,8 +171,8 @@ def test_causal_convolution(S: int, C: int, k: int, d: int, past: int, documents
     def convolve(impl: Impl) -> Operator:
         def run(weights: Tensor, bias: Tensor, *rows: Tensor) -> Tensor:
             histories = rows[S:] if past else None
-            options = {"histories": histories, "documents": known, "dilation": d, "impl": impl}
-            return causal_conv_sum(rows[:S], weights, bias if biased else None, **options)  # type: ignore[arg-type]
+            given = rows[:S], weights, bias if biased else None
+            return causal_conv_sum(*given, histories=histories, documents=known, dilation=d, impl=impl)
 
         return run
 
@@ -175,10 +181,10 @@ def test_causal_convolution(S: int, C: int, k: int, d: int, past: int, documents
 
 @few
 @given(S=st.integers(1, 5), C=sizes, D=widths, shared=flags, gain=flags, activation=st.sampled_from(list(ACTIVATIONS)))
-def test_generalised_residual(S: int, C: int, D: int, shared: bool, gain: bool, activation: str) -> None:
+def test_generalised_residual(S: int, C: int, D: int, shared: bool, gain: bool, activation: Any) -> None:
     def sums(impl: Impl) -> Operator:
         def run(bias: Tensor, weight: Tensor, g: Tensor, *sources: Tensor) -> tuple[Tensor, ...]:
-            return grn(sources, bias, weight, activation, g if gain else None, EPS, impl)  # type: ignore[arg-type]
+            return grn(sources, bias, weight, activation, g if gain else None, EPS, impl)
 
         return run
 
@@ -220,8 +226,7 @@ def test_gates_far_from_zero_saturate(F: int) -> None:
 @few
 @given(D=widths, gain=flags, scale=st.sampled_from([1.0, 0.5]))
 def test_rms_norm(D: int, gain: bool, scale: float) -> None:
-    operator = lambda impl: lambda x, g: rms_norm(x, g if gain else None, EPS, impl, scale)  # noqa: E731
-    assert_equal("rms_norm", operator, (2, 5, D), (D,))
+    assert_equal("rms_norm", lambda impl: lambda x, g: rms_norm(x, g if gain else None, EPS, impl, scale), (2, 5, D), (D,))
 
 
 @few
@@ -254,8 +259,7 @@ def test_what_is_broadcast_is_computed_right(name: str) -> None:
 
 def test_each_source_of_a_read_has_a_gradient_through_its_rms_or_a_factor_with_one() -> None:
     def read(impl: Impl) -> Operator:
-        factor = lambda a, own: source_factor(a if own else a.detach(), EPS, impl)  # noqa: E731
-        return lambda q, a, b: depth_read([a, b], [factor(a, True), factor(b, False)], q, impl)
+        return lambda q, a, b: depth_read([a, b], [source_factor(a, EPS, impl), source_factor(b.detach(), EPS, impl)], q, impl)
 
     exact = [normal(*shape, seed=seed) for seed, shape in enumerate([(9,), (2, 3, 9), (2, 3, 9)])]
     want, got = (

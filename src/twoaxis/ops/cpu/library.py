@@ -26,17 +26,24 @@ from twoaxis.ops.gpu import launch
 from twoaxis.ops.precision import runs_plain
 
 PARTS = 64
-"""Parts of the rows, as in rows.h, for the scratch of sums over rows."""
+"""Parts of the rows, for the scratch of sums over rows."""
 
 MOST_TENSORS = 64
-"""Sources or results of one mixing, as in streams.c."""
+"""Sources or results of one mixing."""
 
 MOST_STREAMS = 8
-"""Of a matrix, as in sinkhorn.c."""
+"""Of a matrix that Sinkhorn normalisation takes."""
+
+BLOCK = 16
+"""Tokens that it takes together."""
+
+# What both languages know is written once.
+DEFINED = {"PARTS": PARTS, "MOST": MOST_TENSORS, "LARGEST": MOST_STREAMS, "BLOCK": BLOCK}
 
 COMPILERS = ("cc", "gcc", "clang")
 # Without errno, a square root is an instruction.
 FLAGS = ("-std=c11", "-O3", "-march=native", "-fno-math-errno", "-fopenmp", "-fPIC", "-shared")
+FLAGS += tuple(f"-D{name}={value}" for name, value in DEFINED.items())
 
 
 _LOCK = threading.Lock()
@@ -59,6 +66,11 @@ def kernels() -> str:
     return "on" if loaded.kernels is not None else f"off: {loaded.reason}"
 
 
+def concerned(x: Tensor) -> bool:
+    """Whether such a tensor is a matter of these kernels, and not of Triton's, which also serve a CPU when interpreted."""
+    return x.device.type == "cpu" and not launch.INTERPRETED
+
+
 def served(*tensors: Tensor | None) -> bool:
     """Whether the kernels compute with these tensors: float32 on a CPU, in no compiled graph, switched on."""
     # Of a subclass, only its own operations know where its numbers are.
@@ -79,6 +91,11 @@ def call(name: str, *arguments: Tensor | Sequence[Tensor | None] | float | int |
     found = _load().kernels
     assert found is not None
     found[name](*map(_argument, arguments), torch.get_num_threads())
+
+
+def rows(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The tensors as kernels take them."""
+    return [launch.ready(x) for x in tensors]
 
 
 def scratch(*shape: int) -> Tensor:

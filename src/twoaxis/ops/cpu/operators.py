@@ -12,10 +12,6 @@ from twoaxis.ops.cpu import library
 from twoaxis.ops.gpu import delta_operator, depth_read_operator, launch, norm_operator, sinkhorn_operator, stream_operator
 
 
-def _rows(tensors: Sequence[Tensor]) -> list[Tensor]:
-    return [launch.ready(x) for x in tensors]
-
-
 def _read(
     query: Tensor,
     sources: Sequence[Tensor],
@@ -29,7 +25,7 @@ def _read(
     results = depth_read_operator.fake_read(query, sources, factors, early, stream, scale, n_heads, normalised)
     D = sources[0].shape[-1]
     stream = None if stream is None else launch.ready(stream)
-    given = _rows(sources), launch.ready(factors), launch.ready(query), stream, scale
+    given = library.rows(sources), launch.ready(factors), launch.ready(query), stream, scale
     sizes = len(sources), sources[0].numel() // D, D, n_heads
     library.call("depth_read", *given, *results, *sizes, query.ndim > 1, normalised)
     return results
@@ -60,12 +56,12 @@ def _read_backward(
     library.call(
         "depth_read_backward",
         *map(launch.ready, (grad, query)),
-        _rows(sources),
+        library.rows(sources),
         launch.ready(factors),
         scale,
         scores,
         log_totals,
-        launch.spread(_rows(passed), given, absent),
+        launch.spread(library.rows(passed), given, absent),
         launch.spread(results, wanted, absent),
         grad_query,
         grad_factors if own else None,
@@ -97,7 +93,7 @@ def _mixing(sources: Sequence[Tensor], update: Tensor | None, residual: Tensor |
     """The arguments that both directions of a mixing begin with, behind the results' gradients."""
     update, residual, write = (None if x is None else launch.ready(x) for x in (update, residual, write))
     each = [x is not None and x.ndim > 2 for x in (residual, write)]
-    return [_rows(sources), update, residual, each[0], write, each[1]]
+    return [library.rows(sources), update, residual, each[0], write, each[1]]
 
 
 def _mix(sources: Sequence[Tensor], update: Tensor | None, residual: Tensor | None, write: Tensor | None) -> list[Tensor]:
@@ -122,7 +118,7 @@ def _mix_backward(
     S, K, D = len(sources), len(grads), sources[0].shape[-1]
     library.call(
         "mix_streams_backward",
-        _rows(grads),
+        library.rows(grads),
         *_mixing(sources, update, residual, write),
         results or [None] * S,
         None if update is None else grad_update,
@@ -140,7 +136,9 @@ def _write(
 ) -> list[Tensor]:
     results = delta_operator.fake_write(channels, direction, targets, beta, eps, erases)
     given = map(launch.ready, (direction, targets, beta))
-    library.call("delta_write", _rows(channels), results, *given, eps, erases, len(channels), beta.numel(), direction.shape[-1])
+    library.call(
+        "delta_write", library.rows(channels), results, *given, eps, erases, len(channels), beta.numel(), direction.shape[-1]
+    )
     return results
 
 
@@ -156,13 +154,13 @@ def _write_backward(
     found = results, *others = delta_operator.fake_backward(grads, channels, direction, targets, beta, eps, erases)
     given = map(launch.ready, (direction, targets, beta))
     sizes = len(channels), beta.numel(), direction.shape[-1]
-    library.call("delta_write_backward", _rows(grads), _rows(channels), results, *given, *others, eps, erases, *sizes)
+    library.call(
+        "delta_write_backward", library.rows(grads), library.rows(channels), results, *given, *others, eps, erases, *sizes
+    )
     return found
 
 
 STARTS = ("exp", "exp_minus_max", "softmax")
-BLOCK = 16
-"""Tokens that are normalised together, as in sinkhorn.c."""
 
 
 def _sinkhorn(logits: Tensor, rounds: int, first_axis: int, start: str, start_eps: float, sum_eps: float) -> Tensor:
@@ -185,7 +183,7 @@ def _rounds(logits: Tensor, rounds: int, first_axis: int, start: str, start_eps:
     """The arguments that both directions end with."""
     n = logits.shape[0]
     options = rounds, first_axis, STARTS.index(start), start_eps, sum_eps
-    return [library.scratch(2 * rounds * n, BLOCK), *options, n, logits.numel() // max(1, n * n)]
+    return [library.scratch(2 * rounds * n, library.BLOCK), *options, n, logits.numel() // max(1, n * n)]
 
 
 def register() -> None:

@@ -1,16 +1,13 @@
 /* What all kernels share. Letters: N rows (tokens), D width, at: the first number of a row in its tensor.
 
 Rows are divided into PARTS, whatever the number of threads: a sum over rows is made by part, and the parts are added in order,
-so that results do not depend on the number of threads. */
+so that results do not depend on the number of threads. PARTS and MOST, the sources or results of one sum, come from library.py. */
 #pragma once
 
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
 
-#define PARTS 64
-/* Sources or results of one sum. */
-#define MOST 64
 #define LANES 8
 /* Numbers below which threads take longer to start than to compute. */
 #define SMALL 32768

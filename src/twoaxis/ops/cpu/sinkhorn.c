@@ -1,8 +1,6 @@
-/* Sinkhorn normalisation: matrices [n n N], one for each of N tokens. Tokens are taken BLOCK at a time, as one vector. */
+/* Sinkhorn normalisation: matrices [n n N], one for each of N tokens. Tokens are taken BLOCK at a time, as one vector.
+   BLOCK and LARGEST, the most streams, come from library.py. */
 #include "rows.h"
-
-#define BLOCK 16
-#define LARGEST 8
 
 typedef float block __attribute__((vector_size(4 * BLOCK)));
 

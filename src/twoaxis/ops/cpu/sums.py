@@ -38,7 +38,7 @@ def causal_conv(
     B, _, C = rows[0].shape
     result = rows[0].new_empty(B, tokens, C)
     taps, sizes = weights.transpose(1, 2).contiguous(), _conv_sizes(rows, weights, tokens, dilation)
-    rows, known = [launch.ready(x) for x in rows], _whole(documents)
+    rows, known = library.rows(rows), _whole(documents)
     library.call("causal_conv", rows, taps, None if bias is None else launch.ready(bias), known, result, *sizes)
     return result
 
@@ -59,7 +59,7 @@ def causal_conv_backward(
     grad_bias = None if bias is None else launch.empty(bias)
     scratch = library.scratch(S * k * C), library.scratch(C)
     sizes = _conv_sizes(rows, weights, grad.shape[1], dilation)
-    given = launch.ready(grad), [launch.ready(x) for x in rows], taps, _whole(documents)
+    given = launch.ready(grad), library.rows(rows), taps, _whole(documents)
     library.call("causal_conv_backward", *given, results, grad_taps, grad_bias, *scratch, *sizes)
     return grad_taps.transpose(1, 2).contiguous(), grad_bias, results
 
@@ -83,7 +83,7 @@ def grn(
     N = v.numel() // D
     results, z = [launch.empty(v) for _ in range(C)], v.new_empty(S, C, N)
     inverse = v.new_empty(0 if eps is None else S, N)
-    given = [launch.ready(x) for x in sources], launch.ready(bias), launch.ready(weights)
+    given = library.rows(sources), launch.ready(bias), launch.ready(weights)
     factors = None if eps is None else inverse
     library.call("grn", *given, results, z, factors, float(eps or 0), ACTIVATIONS.index(activation), S, C, R, N, D)
     return results, z, inverse
@@ -103,7 +103,7 @@ def grn_backward(
     S, (C, R, D) = len(sources), weights.shape
     results = [launch.empty(x) if want else None for x, want in zip(sources, wanted, strict=True)]
     grad_bias, grad_weights = launch.empty(bias), launch.empty(weights)
-    given = [launch.ready(g) for g in grads], [launch.ready(x) for x in sources], launch.ready(bias), launch.ready(weights)
+    given = library.rows(grads), library.rows(sources), launch.ready(bias), launch.ready(weights)
     scratch = library.scratch(C * S * D), library.scratch(C * R * D)
     sizes = ACTIVATIONS.index(activation), S, C, R, z.shape[-1], D
     factors = inverse if len(inverse) else None
@@ -128,7 +128,7 @@ def depth_attention(q: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor])
     """Computes `depth_summary`: the mixture, the scores [S B T H], and the log totals [B T H]."""
     mixed, scores = launch.empty(q), q.new_empty(len(keys), *q.shape[:-1])
     log_totals = q.new_empty(q.shape[:-1])
-    given = launch.ready(q), *([launch.ready(x) for x in some] for some in (keys, values))
+    given = launch.ready(q), library.rows(keys), library.rows(values)
     library.call("depth_attention", *given, mixed, scores, log_totals, *_attention_sizes(q, keys))
     return mixed, scores, log_totals
 
@@ -144,7 +144,7 @@ def depth_attention_backward(
 ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
     """The gradients of the query, the keys and the values."""
     grad_q, grad_keys, grad_values = launch.empty(q), [launch.empty(x) for x in keys], [launch.empty(x) for x in values]
-    given = launch.ready(q), *([launch.ready(x) for x in some] for some in (keys, values))
+    given = launch.ready(q), library.rows(keys), library.rows(values)
     arrived = launch.ready(grad), None if by_total is None else launch.ready(by_total)
     found = grad_q, grad_keys, grad_values
     library.call("depth_attention_backward", *arrived, *given, scores, log_totals, *found, *_attention_sizes(q, keys))

@@ -2,5 +2,5 @@
 
 `launch.py` decides whether kernels can serve a call and holds their block sizes. Each family is two files: the kernels, which
 alone import Triton, and the operator that registers them with torch and adds the gradient. The plain form and the torch engine
-of every operator are in `twoaxis.ops`.
+of every operator are in `twoaxis.ops`. The operators are those of `ops.cpu` too.
 """

@@ -109,7 +109,7 @@ def serves(channels: Sequence[Tensor], direction: Tensor, targets: Tensor, beta:
     """Whether the kernels compute a write to these channels: few of them, whose rows fit, and with tensors for all rows."""
     shape = direction.shape
     alike = beta.shape == shape[:-1] == targets.shape[1:] and all(x.shape == shape for x in channels)
-    if direction.device.type == "cpu" and not launch.INTERPRETED:
+    if library.concerned(direction):
         return alike and library.served(*channels, direction, targets, beta)
     few = len(channels) <= MOST_CHANNELS and shape[-1] <= launch.MOST_LANES
     return alike and few and all(map(launch.served, (*channels, direction, targets, beta)))

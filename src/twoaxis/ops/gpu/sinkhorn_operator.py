@@ -82,7 +82,7 @@ class _Sinkhorn(torch.autograd.Function):
 def serves(logits: Tensor, start: str) -> bool:
     """Whether the kernels normalise these matrices: small ones, and not on logarithms."""
     served, most = launch.served(logits), MOST_STREAMS
-    if logits.device.type == "cpu" and not launch.INTERPRETED:
+    if library.concerned(logits):
         served, most = library.served(logits), library.MOST_STREAMS
     return served and logits.shape[0] == logits.shape[1] <= most and start != "log"
 

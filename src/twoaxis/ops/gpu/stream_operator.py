@@ -159,7 +159,7 @@ def serves(
     shape = streams[0].shape
     alike = all(x.shape == shape for x in given) and all(x.dtype == streams[0].dtype for x in streams)
     alike = alike and all(one.ndim == 2 or one.shape[2:] == shape[:-1] for one in weights)
-    if shape and streams[0].device.type == "cpu" and not launch.INTERPRETED:
+    if library.concerned(streams[0]):
         few = max(len(streams), weights[0].shape[1]) <= library.MOST_TENSORS
         return alike and few and library.served(*given, *weights)
     few = len(given) <= MOST_TENSORS and len(given) * weights[0].shape[1] <= MOST_WEIGHTS
