@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from twoaxis.core.errors import ConfigError
-from twoaxis.ops.cpu import sums
+from twoaxis.ops.cpu import cpu_only
 from twoaxis.ops.precision import Impl, outside_autocast, runs_plain, statistics_dtype
 
 
@@ -183,9 +183,9 @@ class _CausalConv(torch.autograd.Function):
         ctx: Any, weights: Tensor, bias: Tensor | None, documents: Tensor | None, tokens: int, dilation: int, *rows: Tensor
     ) -> Tensor:
         ctx.save_for_backward(weights, bias, documents, *rows)
-        ctx.tokens, ctx.dilation, ctx.in_c = tokens, dilation, sums.serves_conv(rows, weights, bias, documents)
+        ctx.tokens, ctx.dilation, ctx.in_c = tokens, dilation, cpu_only.serves_conv(rows, weights, bias, documents)
         if ctx.in_c:
-            return sums.causal_conv(rows, weights, bias, documents, tokens, dilation)
+            return cpu_only.causal_conv(rows, weights, bias, documents, tokens, dilation)
         dtype, past = statistics_dtype(rows[0]), rows[0].shape[1] - tokens
         taps = weights.to(dtype)
         y, *others = (_slide(x.to(dtype), own, dilation) for x, own in zip(rows, taps, strict=True))
@@ -205,7 +205,7 @@ class _CausalConv(torch.autograd.Function):
         weights, bias, documents, *rows = ctx.saved_tensors
         if ctx.in_c:
             given = grad_outputs[0], rows, weights, bias, documents, ctx.dilation, ctx.needs_input_grad[5:]
-            grad_weights, grad_bias, grad_rows = sums.causal_conv_backward(*given)
+            grad_weights, grad_bias, grad_rows = cpu_only.causal_conv_backward(*given)
             return grad_weights, grad_bias, None, None, None, *grad_rows
         dtype, tokens, dilation, kernel = statistics_dtype(rows[0]), ctx.tokens, ctx.dilation, weights.shape[-1]
         grad, taps = grad_outputs[0].to(dtype), weights.to(dtype)

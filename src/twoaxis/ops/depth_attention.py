@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from twoaxis.core.errors import ConfigError
-from twoaxis.ops.cpu import sums
+from twoaxis.ops.cpu import cpu_only
 from twoaxis.ops.mix import sum_of_products
 from twoaxis.ops.precision import outside_autocast, statistics_dtype
 
@@ -40,7 +40,7 @@ def depth_attention(q: Source, keys: Sequence[Source], values: Sequence[Source])
         tensor([[[[2., 2.]]]])
     """
     _check("depth_attention", keys, values)
-    if sums.serves_attention(q, keys, values):
+    if cpu_only.serves_attention(q, keys, values):
         return _DepthAttention.apply(q, len(keys), *keys, *values)[0]
     return _mixed(_scores(q, keys), values)
 
@@ -67,7 +67,7 @@ def depth_summary(
         (2.0, 2.0)
     """
     _check("depth_summary", keys, values)
-    if sums.serves_attention(q, keys, values):
+    if cpu_only.serves_attention(q, keys, values):
         value, score = _DepthAttention.apply(q, len(keys), *keys, *values)
         return score, value
     shape, G = q.shape, keys[0].shape[2]
@@ -87,7 +87,7 @@ class _DepthAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, n: int, *sources: Tensor) -> tuple[Tensor, Tensor]:
-        mixed, scores, log_totals = sums.depth_attention(q, sources[:n], sources[n:])
+        mixed, scores, log_totals = cpu_only.depth_attention(q, sources[:n], sources[n:])
         ctx.save_for_backward(q, scores, log_totals, *sources)
         ctx.n = n
         ctx.set_materialize_grads(False)
@@ -98,7 +98,7 @@ class _DepthAttention(torch.autograd.Function):
         q, scores, log_totals, *sources = ctx.saved_tensors
         grad = torch.zeros_like(q) if grad_outputs[0] is None else grad_outputs[0]
         given = q, sources[: ctx.n], sources[ctx.n :], scores, log_totals
-        grad_q, grad_keys, grad_values = sums.depth_attention_backward(grad, grad_outputs[1], *given)
+        grad_q, grad_keys, grad_values = cpu_only.depth_attention_backward(grad, grad_outputs[1], *given)
         found = grad_q, None, *grad_keys, *grad_values
         return tuple(one if want else None for one, want in zip(found, ctx.needs_input_grad, strict=True))
 

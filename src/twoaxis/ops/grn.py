@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from twoaxis.core.errors import ConfigError
-from twoaxis.ops.cpu import sums
+from twoaxis.ops.cpu import cpu_only
 from twoaxis.ops.norm import inverse_rms
 from twoaxis.ops.precision import Impl, outside_autocast, runs_plain, statistics_dtype
 
@@ -125,9 +125,9 @@ class _GRN(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         dtype, shape = statistics_dtype(sources[0]), sources[0].shape
         weight = _effective(score_weight, score_gain, dtype)
-        ctx.activation, ctx.in_c = activation, sums.serves_grn(sources, bias, score_weight)
+        ctx.activation, ctx.in_c = activation, cpu_only.serves_grn(sources, bias, score_weight)
         if ctx.in_c:
-            results, z, inverse = sums.grn(sources, bias, weight, activation, None if score_gain is None else eps)
+            results, z, inverse = cpu_only.grn(sources, bias, weight, activation, None if score_gain is None else eps)
             ctx.save_for_backward(bias, score_weight, score_gain, z, inverse, *sources)
             return tuple(results)
         wide_bias = bias.to(dtype)
@@ -161,7 +161,7 @@ class _GRN(torch.autograd.Function):
         weight, wide_bias = _effective(score_weight, score_gain, dtype), bias.to(dtype)
         if ctx.in_c:
             given = sources, bias, weight, z, inverse, ctx.activation, ctx.needs_input_grad[5:]
-            grad_bias, grad_weight, grad_sources = sums.grn_backward(grad_outputs, *given)
+            grad_bias, grad_weight, grad_sources = cpu_only.grn_backward(grad_outputs, *given)
             return _through_gain(bias, score_weight, score_gain, grad_bias, grad_weight, grad_sources)
         grads = [grad.reshape(-1, D).to(dtype) for grad in grad_outputs]
         grad_bias, grad_weight = torch.empty_like(wide_bias), torch.zeros_like(weight)

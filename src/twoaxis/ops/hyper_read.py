@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from twoaxis.ops.cpu import cpu_only
 from twoaxis.ops.precision import Impl, outside_autocast, runs_plain, statistics_dtype
 from twoaxis.ops.scores import SMALLEST_RMS
 from twoaxis.ops.streams import pieces_of, rows_of, spans
@@ -61,6 +62,7 @@ def hyper_read(
     Deviates: the fused engine scales the product instead of the stream, (w^T x) / rms(x), and takes the mean off the map:
               w^T (x - mean(x)) = (w - mean(w))^T x
     Shapes:   norms, scores and weights in float32; the view in the dtype of the streams, rounded once
+    Engines:  on a CPU kernels in C: float32, at most 64 pieces and columns. Everything else runs in plain PyTorch
     Cost:     matrix product flops 2*C*D per stream and token; saves the streams, C + 1 numbers per piece and token (layer:
               C + 2), and static, scale, maps and offset where they are copies
     """
@@ -156,6 +158,15 @@ class _HyperRead(torch.autograd.Function):
         ctx: Any, rule: ScoreRule, static: Tensor, scale: Tensor, maps: Tensor, offset: Tensor, *streams: Tensor
     ) -> tuple[Tensor, ...]:
         m, tokens, flat = rule.n_fractions, streams[0].shape[:2], rows_of(streams)
+        # A stream is returned as a tensor of its own; nothing writes to it in place.
+        passed = [stream.detach() for stream in streams]
+        ctx.rule, ctx.in_c = rule, cpu_only.serves_hyper_read(streams, static, maps, m)
+        if ctx.in_c:
+            parameters, smallest, centred = (static, scale, maps, offset), SMALLEST_RMS**2, rule.norm == "layer"
+            given = streams, parameters, m, rule.eps, smallest, centred, rule.activation == "tanh"
+            view, weights, scores, statistics = cpu_only.hyper_read(*given)
+            ctx.save_for_backward(*parameters, scores, statistics, *streams)
+            return view, weights.unflatten(-1, tokens)[:, m:], *passed
         scores, weights = (maps.new_empty(*static.shape, tokens.numel()) for _ in range(2))
         statistics = maps.new_empty(2 if rule.norm == "layer" else 1, len(streams), tokens.numel() * m)
         view = torch.empty_like(flat[0], dtype=maps.dtype)
@@ -171,9 +182,6 @@ class _HyperRead(torch.autograd.Function):
                 for piece, weight in zip(pieces[1:], reads[1:], strict=True):
                     total.addcmul_(piece, weight)
         ctx.save_for_backward(static, scale, maps, offset, scores, statistics, *streams)
-        ctx.rule = rule
-        # A stream is returned as a tensor of its own; nothing writes to it in place.
-        passed = (stream.detach() for stream in streams)
         return view.view_as(streams[0]).to(streams[0].dtype), weights.unflatten(-1, tokens)[:, m:], *passed
 
     @staticmethod
@@ -184,6 +192,14 @@ class _HyperRead(torch.autograd.Function):
         static, scale, maps, offset, scores, statistics, *streams = ctx.saved_tensors
         rule: ScoreRule = ctx.rule
         m, E, dtype = rule.n_fractions, maps.shape[1], maps.dtype
+        if ctx.in_c:
+            grads, parameters, bounded = (
+                (grad_view, grad_rest, grad_passed),
+                (static, scale, maps, offset),
+                rule.activation == "tanh",
+            )
+            *found, results = cpu_only.hyper_read_backward(grads, streams, parameters, scores, statistics, m, bounded)
+            return None, *found, *results
         flat, (flat_view,), flat_passed = (rows_of(some) for some in (streams, [grad_view], grad_passed))
         grad_rest = grad_rest.flatten(2)
         results = [torch.empty_like(x, dtype=dtype) for x in flat]

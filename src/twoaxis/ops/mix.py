@@ -15,7 +15,7 @@ from torch import Tensor
 from twoaxis.core import measure
 from twoaxis.core.errors import ConfigError
 from twoaxis.ops.causal_conv import causal_conv_sum
-from twoaxis.ops.cpu import sums
+from twoaxis.ops.cpu import cpu_only
 from twoaxis.ops.gpu import stream_operator
 from twoaxis.ops.precision import outside_autocast, statistics_dtype
 
@@ -69,7 +69,7 @@ def mix(sources: Sequence[Float[Tensor, "B T D"]], weights: Float[Tensor, "C S *
             return stream_operator.mix(sources, None, by_source, None)
         # A weight per feature is a convolution with one tap.
         ways = weights.unsqueeze(-1).unbind()
-        if all(sums.serves_conv(sources, taps, None) for taps in ways):
+        if all(cpu_only.serves_conv(sources, taps, None) for taps in ways):
             return tuple(causal_conv_sum(sources, taps) for taps in ways)
     rows = [way.unbind() for way in weights.to(statistics_dtype(sources[0])).unbind()]
     totals = [sources[0] * _aligned(way[0]) for way in rows]

@@ -17,6 +17,7 @@ from twoaxis.ops.depth_read import depth_read, passing_factor, passing_read, sou
 from twoaxis.ops.gated_linear import silu_gate
 from twoaxis.ops.gpu import launch
 from twoaxis.ops.grn import ACTIVATIONS, grn
+from twoaxis.ops.hyper_read import ScoreRule, hyper_read
 from twoaxis.ops.mix import mix
 from twoaxis.ops.norm import rms_norm
 from twoaxis.ops.precision import Impl
@@ -140,6 +141,34 @@ def test_mix_of_sources(S: int, C: int, D: int, kind: str) -> None:
         return mix(v, w)
 
     assert_same(name, sums, sums, (C, S, *each), *[(3, 4, D)] * S)
+
+
+@few
+@given(n=sizes, m=st.integers(1, 3), E=widths, extra=sizes, rule=st.tuples(st.sampled_from(["layer", "rms"]), flags))
+def test_dynamic_read(n: int, m: int, E: int, extra: int, rule: tuple[Any, bool]) -> None:
+    norm, bounded = rule
+    scored = ScoreRule(norm, EPS, "tanh" if bounded else "none", m)
+
+    def read(impl: Impl) -> Operator:
+        def run(static: Tensor, scale: Tensor, maps: Tensor, offset: Tensor, *streams: Tensor) -> tuple[Tensor, ...]:
+            found = hyper_read(streams, static, scale, maps, offset, scored, impl)
+            return found.view, found.weights, *found.streams
+
+        return run
+
+    C = m + extra
+    assert_equal("hyper_read", read, (n * m, C), (C,), (C, E), (C,), *[(2, 5, m * E)] * n, scale=0.5)
+
+
+def test_hyperbolic_tangents_of_all_sizes() -> None:
+    sizes = torch.cat([torch.linspace(0, 12, 40), torch.logspace(-30, 0, 20), torch.tensor([torch.inf])])
+    offset = torch.cat([sizes, -sizes, torch.tensor([torch.nan])]).split(library.MOST_TENSORS)
+    for some in offset:
+        C, stream = len(some), torch.zeros(1, 1, 1)
+        rule = ScoreRule("rms", 1.0, "tanh")
+        found = hyper_read([stream], torch.zeros(1, C), torch.ones(C), torch.ones(C, 1), some, rule).weights.flatten()
+        assert "hyper_read" in CALLED
+        torch.testing.assert_close(found, some[1:].double().tanh().float(), rtol=3e-7, atol=0, equal_nan=True)
 
 
 @few

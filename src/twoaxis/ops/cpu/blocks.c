@@ -1,29 +1,5 @@
 /* What every block has: RMS norm, rotation of queries and keys, and the gate of a feed-forward. Letters as in rows.h. */
-#include "rows.h"
-
-typedef int32_t ints __attribute__((vector_size(4 * LANES)));
-
-/* Rounded sums of the Cephes library, to two units in the last place; x is at most 88. */
-INLINE lanes exponential(lanes x) {
-    const lanes shift = {12582912, 12582912, 12582912, 12582912, 12582912, 12582912, 12582912, 12582912};
-    const lanes n = (x * 1.44269504f + shift) - shift, r = x - n * 0.693359375f + n * 2.12194440e-4f;
-    lanes p = r * 1.9875691500e-4f + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    p = p * r * r + r + 1.0f;
-    return p * (lanes)((__builtin_convertvector(n, ints) + 127) << 23);
-}
-
-/* 0 below -87. */
-INLINE lanes sigmoid(lanes x) {
-    lanes negative = -x;
-    const ints high = negative > 87, low = negative < -87;
-    const lanes top = {87, 87, 87, 87, 87, 87, 87, 87};
-    negative = (lanes)(((ints)negative & ~(high | low)) | ((ints)top & high) | ((ints)-top & low));
-    return (lanes)((ints)(1 / (1 + exponential(negative))) & ~high);
-}
+#include "elementary.h"
 
 /* Rows of the input are [a | b], of F numbers each: silu(a) b. */
 void silu_gate(const float *x, float *result, whole N, whole F, int threads) {

@@ -20,7 +20,7 @@ void depth_attention(
             }
             log_totals[row] = top + logf(total);
             for (whole s = 0; s < S; s++) weights[s] /= total;
-            ways_of_sum(1, &mixed, row * K, weights, 1, values, S, at, K);
+            ways_of_sum(1, 0, &mixed, row * K, weights, 1, values, S, at, K);
         }
 }
 
@@ -59,6 +59,6 @@ void depth_attention_backward(
                 put(grad_keys[s] + at, by_weight[s], q + row * K, first, K);
                 put(grad_values[s] + at, weights[s], g, first, K);
             }
-            ways_of_sum(1, &grad_q, row * K, by_weight, 1, keys, S, at, K);
+            ways_of_sum(1, 0, &grad_q, row * K, by_weight, 1, keys, S, at, K);
         }
 }

@@ -44,7 +44,7 @@ void depth_read(
             }
             log_totals[n * H + h] = top + logf(total);
             for (whole s = 0; s < S; s++) weights[s] *= (normalised ? factors[s * N + n] : 1) / total;
-            ways_of_sum(1, &mixed, at, weights, 1, sources, S, at, K);
+            ways_of_sum(1, 0, &mixed, at, weights, 1, sources, S, at, K);
         }
         if (scale)
             for (whole c = 0; c < D; c++) to[c] *= scale[0];

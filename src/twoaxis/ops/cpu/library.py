@@ -41,8 +41,10 @@ BLOCK = 16
 DEFINED = {"PARTS": PARTS, "MOST": MOST_TENSORS, "LARGEST": MOST_STREAMS, "BLOCK": BLOCK}
 
 COMPILERS = ("cc", "gcc", "clang")
-# Without errno, a square root is an instruction.
-FLAGS = ("-std=c11", "-O3", "-march=native", "-fno-math-errno", "-fopenmp", "-fPIC", "-shared")
+# Without errno, a square root is an instruction; strict C would round each product before its sum.
+FLAGS = ("-std=c11", "-O3", "-march=native", "-fno-math-errno", "-ffp-contract=fast", "-fopenmp", "-fPIC", "-shared")
+# A call with other arguments than its kernel takes would crash.
+FLAGS += ("-Werror=int-conversion", "-Werror=incompatible-pointer-types")
 FLAGS += tuple(f"-D{name}={value}" for name, value in DEFINED.items())
 
 

@@ -46,13 +46,18 @@ INLINE void add_parts(float *restrict total, const float *parts, whole n) {
     for (whole part = 0; part < PARTS; part++) add(total, 1, parts + part * n, n);
 }
 
-/* For WAYS results i, to[i] = sum over j of weights[j * stride + i] * x[j], in rows from number `at` on: a source is loaded once for
-   all of them. */
+/* For WAYS results i, to[i] = sum over j of weights[j * stride + i] * x[j], or if it ADDS, to[i] plus that, in rows from number `at`
+   on: a source is loaded once for all of them. */
 INLINE void ways_of_sum(
-    const int WAYS, rows_out to, whole to_at, const float *weights, whole stride, rows_in x, whole count, whole at, whole n) {
+    const int WAYS, const int ADDS, rows_out to, whole to_at, const float *weights, whole stride, rows_in x, whole count, whole at,
+    whole n) {
     whole c = 0;
     for (; c + 2 * LANES <= n; c += 2 * LANES) {
         lanes first[4] = {{0}}, second[4] = {{0}};
+        for (int i = 0; i < WAYS && ADDS; i++) {
+            first[i] = load(to[i] + to_at + c);
+            second[i] = load(to[i] + to_at + c + LANES);
+        }
         for (whole j = 0; j < count; j++) {
             const lanes one = load(x[j] + at + c), other = load(x[j] + at + c + LANES);
             for (int i = 0; i < WAYS; i++) {
@@ -67,18 +72,27 @@ INLINE void ways_of_sum(
     }
     for (; c < n; c++)
         for (int i = 0; i < WAYS; i++) {
-            float total = 0;
+            float total = ADDS ? to[i][to_at + c] : 0;
             for (whole j = 0; j < count; j++) total += weights[j * stride + i] * x[j][at + c];
             to[i][to_at + c] = total;
         }
 }
 
 /* The same for any number of results; weights are [count, ways]. */
-static void weighted_sums(rows_out to, whole ways, const float *weights, rows_in x, whole count, whole at, whole n) {
+INLINE void any_sums(
+    const int ADDS, rows_out to, whole ways, const float *weights, rows_in x, whole count, whole at, whole n) {
     whole i = 0;
-    for (; i + 4 <= ways; i += 4) ways_of_sum(4, to + i, at, weights + i, ways, x, count, at, n);
-    for (; i + 2 <= ways; i += 2) ways_of_sum(2, to + i, at, weights + i, ways, x, count, at, n);
-    for (; i < ways; i++) ways_of_sum(1, to + i, at, weights + i, ways, x, count, at, n);
+    for (; i + 4 <= ways; i += 4) ways_of_sum(4, ADDS, to + i, at, weights + i, ways, x, count, at, n);
+    for (; i + 2 <= ways; i += 2) ways_of_sum(2, ADDS, to + i, at, weights + i, ways, x, count, at, n);
+    for (; i < ways; i++) ways_of_sum(1, ADDS, to + i, at, weights + i, ways, x, count, at, n);
+}
+
+static void weighted_sums(rows_out to, whole ways, const float *weights, rows_in x, whole count, whole at, whole n) {
+    any_sums(0, to, ways, weights, x, count, at, n);
+}
+
+static void add_weighted_sums(rows_out to, whole ways, const float *weights, rows_in x, whole count, whole at, whole n) {
+    any_sums(1, to, ways, weights, x, count, at, n);
 }
 
 /* For WAYS rows i, products[i] = x . y[i], each y[i] from number `at` on. Sums of one row go on in turn, since an addition takes

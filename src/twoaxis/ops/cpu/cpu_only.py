@@ -1,6 +1,7 @@
-"""The C kernels of operators that have none on a GPU: convolutions, generalised residuals, and attention along depth.
+"""The C kernels of operators that have none on a GPU.
 
-Letters: B batch, T position, C channels or ways, k taps, S sources, N rows (tokens), D width, H heads, G kv-heads, K key width.
+Letters: B batch, T position, C channels, ways or columns, k taps, S sources, N rows (tokens), D width, H heads, G kv-heads,
+K key width, n streams of m fractions, P = n m pieces of E numbers.
 """
 
 from collections.abc import Sequence
@@ -149,3 +150,55 @@ def depth_attention_backward(
     found = grad_q, grad_keys, grad_values
     library.call("depth_attention_backward", *arrived, *given, scores, log_totals, *found, *_attention_sizes(q, keys))
     return found
+
+
+def serves_hyper_read(streams: Sequence[Tensor], static: Tensor, maps: Tensor, m: int) -> bool:
+    """Whether the kernels read these streams: nothing is broadcast."""
+    (P, C), E, x = static.shape, maps.shape[1], streams[0]
+    fits = max(P, C) <= library.MOST_TENSORS and len(streams) * m == P and m <= C and x.shape[-1] == m * E
+    fits = fits and len(maps) == C and all(one.shape == x.shape for one in streams)
+    return fits and library.PARTS * C * (P + E) <= MOST_NUMBERS and library.served(*streams, static, maps)
+
+
+def hyper_read(
+    streams: Sequence[Tensor], parameters: Sequence[Tensor], m: int, eps: float, smallest: float, centred: bool, bounded: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Computes `hyper_read` from static weights, scale, maps and offset.
+
+    Returns:
+        The view, all weights and scores [P C N], and the inverse deviations and, if centred, means [1 or 2, P, N].
+    """
+    sizes = _, _, C, N, _ = _hyper_read_sizes(streams, parameters, m)
+    view, P = launch.empty(streams[0]), len(streams) * m
+    weights, scores = (view.new_empty(P, C, N) for _ in range(2))
+    statistics = view.new_empty(1 + centred, P, N)
+    made = view, weights, scores, statistics[0], statistics[1] if centred else None
+    given = library.rows(streams), *library.rows(parameters)
+    library.call("hyper_read", *given, *made, eps, smallest, centred, bounded, *sizes)
+    return view, weights, scores, statistics
+
+
+def hyper_read_backward(
+    grads: tuple[Tensor, Tensor, Sequence[Tensor]],
+    streams: Sequence[Tensor],
+    parameters: Sequence[Tensor],
+    scores: Tensor,
+    statistics: Tensor,
+    m: int,
+    bounded: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, list[Tensor]]:
+    """The gradients of parameters and streams, from those of the view, of the other columns, and of later users of streams."""
+    view, rest, passed = grads
+    static, _, maps, _ = parameters
+    sizes, (P, C) = _hyper_read_sizes(streams, parameters, m), static.shape
+    results, grad_small, grad_maps = [launch.empty(x) for x in streams], static.new_empty(P + 2, C), launch.empty(maps)
+    given = launch.ready(view), launch.ready(rest), library.rows(passed), library.rows(streams), *library.rows(parameters)
+    saved = scores, statistics[0], statistics[1] if len(statistics) > 1 else None
+    scratch = library.scratch(grad_small.numel()), library.scratch(maps.numel())
+    library.call("hyper_read_backward", *given, *saved, results, grad_small, grad_maps, *scratch, bounded, *sizes)
+    return grad_small[:P], grad_small[P], grad_maps, grad_small[P + 1], results
+
+
+def _hyper_read_sizes(streams: Sequence[Tensor], parameters: Sequence[Tensor], m: int) -> tuple[int, int, int, int, int]:
+    C, E = parameters[2].shape
+    return len(streams), m, C, streams[0].numel() // max(1, m * E), E
