@@ -1,15 +1,15 @@
 """The plain decoder against other libraries: time and peak memory of a training step, eager and compiled."""
 
 import functools
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-
-from torch.profiler import ProfilerActivity, profile
 
 from benchmarks import models
 from benchmarks.bounds import Bound, fastest_over_ours
 from benchmarks.measure import interleave, peak_memory, table
 from benchmarks.peers import BUILDERS, PeerShape, peers, training_step
+from benchmarks.profiles import by_operation
 
 SHAPE = PeerShape()
 
@@ -39,21 +39,19 @@ def run(rounds: int) -> list[Bound]:
 
 def _outside_products(step: Callable[[], object]) -> Bound:
     """The part of the eager step that is neither a matrix product nor attention, by a profile of it."""
-    with profile(activities=[ProfilerActivity.CPU]) as found:
-        step()
-    spent = {event.key: event.self_cpu_time_total for event in found.key_averages()}
+    spent = by_operation(step)
     total = sum(spent.values())
-    others = {name: time for name, time in spent.items() if not _is_product(name)}
+    others = Counter({name: seconds for name, seconds in spent.items() if not _is_product(name)})
     print("| operation of the eager step | part of its time |\n|---|---|")
     print(f"| matrix products and attention | {1 - sum(others.values()) / total:.3f} |")
-    for name in sorted(others, key=others.__getitem__, reverse=True)[:8]:
-        print(f"| {name.removeprefix('aten::')} | {others[name] / total:.3f} |")
+    for name, seconds in others.most_common(8):
+        print(f"| {name} | {seconds / total:.3f} |")
     print()
     return Bound("eager step outside matrix products and attention", sum(others.values()) / total, 0.08, unit="of its time")
 
 
 def _is_product(name: str) -> bool:
-    short = name.removeprefix("aten::").strip("_")
+    short = name.strip("_")
     return short in PRODUCTS or short.startswith(ATTENTION)
 
 

@@ -4,6 +4,7 @@ A host drifts by more than the differences of interest, so nothing here is compa
 runs all candidates once, and a candidate is reported as the median of its per-round ratios to the first one.
 """
 
+import functools
 import math
 import multiprocessing
 import os
@@ -108,6 +109,14 @@ def _timing(name: str, own: Sequence[Sample], first: Sequence[Sample]) -> Timing
         rounds=len(used),
         quiet=len(quiet) >= 3,
     )
+
+
+@functools.cache
+def bytes_per_second() -> float:
+    """How fast memory larger than the caches is copied, each byte read and written."""
+    source, target = (torch.zeros(2**26) for _ in range(2))
+    (timing,) = interleave({"copy": lambda: target.copy_(source)}, rounds=3)
+    return 2 * source.nbytes / timing.seconds
 
 
 def _sample(candidate: Callable[[], object], repeats: int) -> Sample:

@@ -159,8 +159,8 @@ _NONE_LOWERS = "no arm is shown to lower the loss"
 def _counted(found: Compared, by: Mapping[str, Sequence[str]], n: int, without: int, equal: str, asked: Set[str]) -> str:
     """The numbers of arms by verdict, behind that of the one arm that all contrasts of the study ask about."""
     better, worse, undecided = (by[kind] for kind in ("better", "worse", "undecided"))
-    lower = f"{len(better)} of {n} arms {_verb('lower', better)} the loss{_most(found, better)}"
-    parts = [lower if better else _NONE_LOWERS]
+    lower = f"{len(better)} of {n} arms {_verb('lower', better)} the loss"
+    parts = [f"{lower}{_most(found, better)}" if better else _NONE_LOWERS]
     parts += [f"{len(worse)} {_verb('raise', worse)} it{'' if better else _most(found, worse)}"] if worse else []
     rest = [f"{len(undecided)} undecided"] if undecided else []
     rest += [f"{without} without verdict"] if without else []
@@ -168,7 +168,9 @@ def _counted(found: Compared, by: Mapping[str, Sequence[str]], n: int, without: 
     said = [[*parts, *rest], [*parts, f"{len(undecided) + without} open"]]
     if len(asked) == 1 and subject in found and (verdict := found[subject].verdict):
         one = f"{subject} is {verdict} ({_effect(found[subject])})"
-        said = [[one, *parts, *rest], [one, *parts], [one, parts[0]], *said]
+        # Arms that lose are not left out for the name of the best.
+        counts = [f"{lower}, {len(worse)} {_verb('raise', worse)} it"] if better and worse else []
+        said = [[one, *parts, *rest], [one, *parts], [one, *(counts or parts[:1])], *said]
     sentences = [f"{start}, {'; '.join(each)}.".replace(")", " nats)", 1) for each in said]
     return next(filter(_fits, sentences), sentences[-1])
 
