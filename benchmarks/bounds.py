@@ -40,7 +40,8 @@ class Bound:
 def over_first(what: str, timings: Sequence[Timing], limit: float, name: str = "") -> Bound:
     """The bound on our time over that of the first candidate; ours is the named one, or the last."""
     ours = next((timing for timing in timings if timing.name == name), timings[-1])
-    return Bound(what, ours.ratio, limit, spread=(ours.lowest, ours.highest), ours=_ms(ours), other=_ms(timings[0], named=True))
+    spread, other = (ours.lowest, ours.highest), f"{timings[0].name} {_ms(ours.first_seconds)}"
+    return Bound(what, ours.ratio, limit, spread=spread, ours=_ms(ours.seconds), other=other)
 
 
 def fastest_over_ours(what: str, ours: Timing, others: Sequence[Timing], limit: float) -> list[Bound]:
@@ -49,12 +50,12 @@ def fastest_over_ours(what: str, ours: Timing, others: Sequence[Timing], limit: 
         return []
     best = min(others, key=lambda timing: timing.ratio)
     spread = best.lowest, best.highest
-    return [Bound(what, best.ratio, limit, "at least", spread=spread, ours=_ms(ours), other=_ms(best, named=True))]
+    times = _ms(best.first_seconds), f"{best.name} {_ms(best.seconds)}"
+    return [Bound(what, best.ratio, limit, "at least", spread=spread, ours=times[0], other=times[1])]
 
 
-def _ms(timing: Timing, named: bool = False) -> str:
-    text = f"{timing.seconds * 1e3:.3g} ms" if timing.seconds < 1 else f"{timing.seconds * 1e3:.0f} ms"
-    return f"{timing.name} {text}" if named else text
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds * 1e3:.0f} ms"
 
 
 def bounds_table(bounds: Sequence[Bound]) -> str:

@@ -45,6 +45,7 @@ class Timing:
 
     Attributes:
         seconds: median wall time of one run.
+        first_seconds: that of the first candidate in the same rounds.
         ratio: median over rounds of its time over the first candidate's time in the same round.
         lowest: the smallest of these ratios.
         highest: the largest of these ratios.
@@ -56,6 +57,7 @@ class Timing:
 
     name: str
     seconds: float
+    first_seconds: float
     ratio: float
     lowest: float
     highest: float
@@ -101,6 +103,7 @@ def _timing(name: str, own: Sequence[Sample], first: Sequence[Sample]) -> Timing
     return Timing(
         name=name,
         seconds=statistics.median(a.seconds for a, _ in used),
+        first_seconds=statistics.median(b.seconds for _, b in used),
         ratio=statistics.median(ratios),
         lowest=min(ratios),
         highest=max(ratios),

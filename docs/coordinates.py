@@ -209,7 +209,7 @@ def part(data: Mapping[str, Any]) -> str:
         rows.append((f"`{row.kind}`", CHANGES[row.kind], *cells))
     columns = [f"{title}, 4 times the {size}" for title in OPTIMIZERS.values() for size in ("width", "depth")]
     lines = table(("mixer", "what completeP changes about it", *columns), rows)
-    lines += ["Apart from these:\n"]
+    lines += ["Left out of the ranges above:\n"]
     apart = [
         (f"`{name}`", why, *(f"{one:.2f}" for kind in OPTIMIZERS for one in data["mixers"][name][kind]))
         for name, why in APART.items()

@@ -94,6 +94,9 @@ $ twoaxis generate runs/smol --prompt "The capital of France is"
 $ twoaxis export runs/smol --to hf --out smol-hf                     # for AutoModelForCausalLM, after `import twoaxis.hf`
 ```
 
+The folder needs its tokenizer (`tokenizer.save_pretrained(FOLDER)` in transformers). The new run trains on the State of the
+Union addresses unless `retrofit` gets `data.corpus=PATH`, of a text file or folder.
+
 In Python: `twoaxis.retrofit("SmolLM2-135M", depth="attention_residuals")`. Other checkpoints: [state maps](state_maps.md).
 
 `python docs/retrofit_table.py` writes this part. Every row adds one method to SmolLM2-135M-Instruct (30 blocks of width 576)
@@ -102,7 +105,8 @@ the Union address. The logits of the model itself have a standard deviation of {
 
 *exact* means equal up to rounding. *up to norm* means that the stream differs by a factor, which the next norm removes but for
 its eps (1e-5 here). *blended* means that the method can never be the plain model: a weight that begins at 0 leads from one to
-the other. `twoaxis retrofit` writes nothing when the difference is above 1e-3, unless it is allowed.
+the other. *none* means that the model changes. `twoaxis retrofit` writes nothing when the difference is above 1e-3;
+`--allow-difference` writes it anyway.
 
 | method | start | largest logit difference | same next token | new parameters |
 |---|---|---|---|---|

@@ -5,6 +5,7 @@ table studies/superseded/designs.toml.
 """
 
 import json
+import re
 import tomllib
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -119,6 +120,7 @@ def _page(name: str, data: ReportData) -> str:
         f"`{data.command}`, made {data.made}. All numbers: [report.json]({results}/report.json); the page: "
         f"[report.html]({results}/report.html).\n"
     ]
+    lines += ["## The design\n", *_design(name, data)]
     lines += [*figures[1:MAIN], "## Results by arm\n", *table(RESULT_COLUMNS, result_rows(data))]
     lines += [f"* {escaped(arm.sentence)}" for arm in data.arms.values() if arm.role == "treatment"]
     lines += ["", "## Equal cost\n", *table(COST_COLUMNS, cost_rows(data))]
@@ -126,8 +128,8 @@ def _page(name: str, data: ReportData) -> str:
         lines += [f"Timing: {escaped(data.timing.sentence)}.\n"]
     if data.contrasts:
         lines += ["## Arm against arm\n", *table(CONTRAST_COLUMNS, contrast_rows(data))]
-        why = {contrast.against: contrast.why for contrast in data.contrasts if contrast.why}
-        lines += [f"* {escaped(other)}: {escaped(reason)}" for other, reason in why.items()] + [""]
+        asked = (f"* {one.arm} against {one.against}: {one.why}" for one in data.contrasts if one.why)
+        lines += [*map(escaped, dict.fromkeys(asked)), ""]
     lines += _learning_rates(data)
     lines += ["## How it was decided\n", escaped(data.decision_rule) + "\n", escaped(data.pairing.sentence) + "\n"]
     lines += [escaped(f"{by}: {curve.sentence}") + "\n" for by, curve in data.curves.items()]
@@ -136,6 +138,16 @@ def _page(name: str, data: ReportData) -> str:
     lines += _all_designs(name, data)
     lines += ["## What would overturn it\n", escaped(data.overturn) + "\n", "## Limits\n"]
     return "\n".join([*lines, *(f"* {escaped(limit)}" for limit in data.limits), ""])
+
+
+def _design(name: str, data: ReportData) -> list[str]:
+    """What the design file says in front of its question, and of each arm."""
+    above = (STUDIES / f"{name}.toml").read_text(encoding="utf-8").partition("question =")[0]
+    first, *paragraphs = re.sub("(?m)^# ?", "", above).strip().split("\n\n")
+    # The first paragraph, or its first line, is the question again.
+    paragraphs = paragraphs or [first.partition("\n")[2]]
+    arms = [(arm, one.why) for arm, one in data.arms.items() if one.why]
+    return [*(f"{escaped(said)}\n" for said in paragraphs), *(table(("arm", "what it is"), arms) if arms else [])]
 
 
 def _figure(name: str, figure: Figure) -> str:

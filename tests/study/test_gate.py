@@ -54,8 +54,8 @@ def test_answers_have_their_own_gate() -> None:
     gate = judged(ANSWERS, {0: 1.5, 1: 1.6}, {0: 0.6, 1: 0.62})
     assert gate.passed and gate.bigram is None
     assert gate.sentence == (
-        "Control 1.55 nats, below chance 3.26 and above a guess among what the sample shows 0.69; accuracy 61.0 % against "
-        "5.0 % for the majority."
+        "Control 1.55 nats, below chance 3.26 and above a uniform guess among the answers in the sample 0.69; accuracy 61.0 % "
+        "against 5.0 % for the majority."
     )
     assert judged(ANSWERS, {0: 1.5, 1: 3.3}, {0: 0.6, 1: 0.6}).passed is False, "a loss above chance"
     assert judged(ANSWERS, {0: 1.5, 1: 1.5}, {0: 0.6, 1: 0.05}).passed is False, "no more right than the majority"

@@ -45,7 +45,7 @@ def losses(data: ReportData) -> Figure | None:
 
     strokes = {stroke(data, line.arm) for line in lines}
     caption = (
-        f"Line: mean over seeds; shaded: range over seeds{', for all but companions' if 'thin' in strokes else ''}. "
+        f"Line: {_line(data)}; shaded: their range{', for all but companions' if 'thin' in strokes else ''}. "
         f"{'Dashed grey: companions, labelled where there is room. ' if 'thin' in strokes else ''}"
         f"{'Dashed: arms whose colour another arm has too. ' if 'broken' in strokes else ''}"
         "The first quarter of training may leave the frame."
@@ -79,7 +79,7 @@ def paired(data: ReportData) -> Figure | None:
 
     caption = (
         f"Loss of each arm minus that of {data.control} with the same seed, at the same tokens; below the line is better. "
-        "Line: mean over seeds; shaded: from the least to the greatest. All panels share one scale, that of the second half of "
+        f"Line: {_line(data)}; shaded: from the least to the greatest. All panels share one scale, that of the second half of "
         "training, and are sorted by the difference at the end, companions last."
     )
     description = "At the end: " + "; ".join(f"{line.arm} {words.signed(line.last)}" for line in order) + " nats per token."
@@ -91,11 +91,23 @@ Curves = Mapping[str, Mapping[int, Mapping[int, float]]]
 
 
 def _curves(data: ReportData) -> dict[str, dict[int, dict[int, float]]]:
+    """The curves of the seeds that every arm with a curve has, since arms over different seeds cannot be compared."""
     found: dict[str, dict[int, dict[int, float]]] = {}
     for run in data.runs:
         if run.arm in data.arms and run.curve and run.loss is not None:
             found.setdefault(run.arm, {})[run.seed] = dict(run.curve)
-    return found
+    shared = set[int].intersection(*map(set, found.values())) if found else set()
+    return {arm: {seed: by_seed[seed] for seed in sorted(shared)} for arm, by_seed in found.items()}
+
+
+def _line(data: ReportData) -> str:
+    """What a line is: a mean over all seeds, or over those with curves."""
+    shown = sorted({seed for by_seed in _curves(data).values() for seed in by_seed})
+    n = max(arm.replicates for arm in data.arms.values())
+    if len(shown) == n:
+        return "mean over seeds"
+    some = f"mean over the {len(shown)}" if len(shown) > 1 else f"seed {shown[0]}, the only one"
+    return f"{some} of {n} seeds whose curves are kept for every arm"
 
 
 def _lines(data: ReportData, curves: Curves) -> list[Line]:

@@ -85,7 +85,11 @@ def _sentence(data: GateData, failed: Sequence[int], n: int, planned: int) -> st
     assert data.control is not None
     so_far = "" if n == planned else f" So far {n} of {planned} replicates."
     if data.bigram is None:
-        rest = f" and {_side(data.control, data.in_context, 'a guess among what the sample shows')}" if data.in_context else ""
+        rest = (
+            f" and {_side(data.control, data.in_context, 'a uniform guess among the answers in the sample')}"
+            if data.in_context
+            else ""
+        )
         right = "" if data.control_accuracy is None else f"; accuracy {words.percentage(data.control_accuracy)}"
         right += "" if data.majority is None or not right else f" against {words.percentage(data.majority)} for the majority"
         said = f"Control {data.control:.2f} nats, {_side(data.control, data.chance, 'chance')}{rest}{right}"

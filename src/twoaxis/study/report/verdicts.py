@@ -27,9 +27,9 @@ def decision_rule(study: StudyConfig, plan: StudyPlan) -> str:
         f"The intervals drawn are simultaneous: Bonferroni's at {level} over the family, ended at zero where Holm decides and "
         f"Bonferroni would not, so that they agree with every verdict. A difference of {rule.smallest_effect:g} nats per token "
         "is the smallest that matters. No verdict is given when the control does not beat a count bigram (a synthetic task: "
-        "chance and majority) in every replicate, nor on an arm that equals the control at step 0, takes as many steps, and "
-        "ends worse in every replicate, nor at equal seconds unless the timings before and after the runs agree. Arms, number "
-        "of replicates, budget and rule were fixed before the first run."
+        "chance and majority) in every replicate, nor on an arm that equals the control exactly at step 0, takes as many "
+        "steps, and ends worse in every replicate, nor at equal seconds unless the timings before and after the runs agree. "
+        "Arms, number of replicates, budget and rule were fixed before the first run."
     )
 
 
