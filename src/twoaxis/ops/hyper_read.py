@@ -160,9 +160,10 @@ class _HyperRead(torch.autograd.Function):
         m, tokens, flat = rule.n_fractions, streams[0].shape[:2], rows_of(streams)
         # A stream is returned as a tensor of its own; nothing writes to it in place.
         passed = [stream.detach() for stream in streams]
-        ctx.rule, ctx.in_c = rule, cpu_only.serves_hyper_read(streams, static, maps, m)
+        parameters = static, scale, maps, offset
+        ctx.rule, ctx.in_c = rule, cpu_only.serves_hyper_read(streams, parameters, m)
         if ctx.in_c:
-            parameters, smallest, centred = (static, scale, maps, offset), SMALLEST_RMS**2, rule.norm == "layer"
+            smallest, centred = SMALLEST_RMS**2, rule.norm == "layer"
             given = streams, parameters, m, rule.eps, smallest, centred, rule.activation == "tanh"
             view, weights, scores, statistics = cpu_only.hyper_read(*given)
             ctx.save_for_backward(*parameters, scores, statistics, *streams)

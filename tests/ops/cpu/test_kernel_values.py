@@ -34,6 +34,9 @@ Operator = Callable[..., Tensor | tuple[Tensor, ...]]
 few = settings(max_examples=40)
 sizes, flags = st.integers(1, 4), st.booleans()
 widths = st.sampled_from([1, 7, 8, 31, 40, 99])
+Rows = tuple[int, int]
+tokens = st.sampled_from([(2, 5), (3, 50)])
+"""Sequences and positions: fewer than the parts of a sum over them, and more."""
 
 
 CALLED: list[str] = []
@@ -86,8 +89,10 @@ def assert_equal(name: str, operator: Callable[[Impl], Operator], *shapes: Seque
 
 
 @few
-@given(S=st.integers(2, 9), H=st.sampled_from([1, 3]), K=widths, each=flags, normalised=flags, own=flags, whole=flags)
-def test_depth_read(S: int, H: int, K: int, each: bool, normalised: bool, own: bool, whole: bool) -> None:
+@given(
+    S=st.integers(2, 9), H=st.sampled_from([1, 3]), K=widths, each=flags, normalised=flags, own=flags, whole=flags, rows=tokens
+)
+def test_depth_read(S: int, H: int, K: int, each: bool, normalised: bool, own: bool, whole: bool, rows: Rows) -> None:
     def read(impl: Impl) -> Operator:
         def run(query: Tensor, stream: Tensor, scale: Tensor, *sources: Tensor) -> Tensor:
             factors = [source_factor(v, EPS, impl) if own else source_factor(v.detach(), EPS, impl) for v in sources]
@@ -97,7 +102,7 @@ def test_depth_read(S: int, H: int, K: int, each: bool, normalised: bool, own: b
 
         return run
 
-    B, T, D = 2, 5, H * K
+    (B, T), D = rows, H * K
     assert_equal("depth_read", read, (B, T, D) if each else (D,), (B, T, D), (1,), *[(B, T, D)] * S)
 
 
@@ -115,9 +120,9 @@ def test_sources_pass_their_gradients_on() -> None:
 
 
 @few
-@given(n=sizes, K=sizes, D=widths, each=flags, kind=st.sampled_from(["mix", "write", "read"]))
-def test_mixing_of_streams(n: int, K: int, D: int, each: bool, kind: str) -> None:
-    per, stream = (3, 4) if each else (), (3, 4, D)
+@given(n=sizes, K=sizes, D=widths, each=flags, kind=st.sampled_from(["mix", "write", "read"]), rows=tokens)
+def test_mixing_of_streams(n: int, K: int, D: int, each: bool, kind: str, rows: Rows) -> None:
+    per, stream = rows if each else (), (*rows, D)
     matrix, row = (n, n if kind == "mix" else K, *per), (1, n, *per)
 
     def mixed(impl: Impl) -> Operator:
@@ -132,20 +137,22 @@ def test_mixing_of_streams(n: int, K: int, D: int, each: bool, kind: str) -> Non
 
 
 @few
-@given(S=st.integers(1, 9), C=sizes, D=widths, kind=st.sampled_from(["number", "token", "feature"]))
-def test_mix_of_sources(S: int, C: int, D: int, kind: str) -> None:
-    each = {"number": (), "token": (3, 4), "feature": (D,)}[kind]
+@given(S=st.integers(1, 9), C=sizes, D=widths, kind=st.sampled_from(["number", "token", "feature"]), rows=tokens)
+def test_mix_of_sources(S: int, C: int, D: int, kind: str, rows: Rows) -> None:
+    each = {"number": (), "token": rows, "feature": (D,)}[kind]
     name = "causal_conv" if kind == "feature" else "mix_streams"
 
     def sums(w: Tensor, *v: Tensor) -> tuple[Tensor, ...]:
         return mix(v, w)
 
-    assert_same(name, sums, sums, (C, S, *each), *[(3, 4, D)] * S)
+    assert_same(name, sums, sums, (C, S, *each), *[(*rows, D)] * S)
 
 
 @few
-@given(n=sizes, m=st.integers(1, 3), E=widths, extra=sizes, rule=st.tuples(st.sampled_from(["layer", "rms"]), flags))
-def test_dynamic_read(n: int, m: int, E: int, extra: int, rule: tuple[Any, bool]) -> None:
+@given(
+    n=sizes, m=st.integers(1, 3), E=widths, extra=sizes, rule=st.tuples(st.sampled_from(["layer", "rms"]), flags), rows=tokens
+)
+def test_dynamic_read(n: int, m: int, E: int, extra: int, rule: tuple[Any, bool], rows: Rows) -> None:
     norm, bounded = rule
     scored = ScoreRule(norm, EPS, "tanh" if bounded else "none", m)
 
@@ -157,7 +164,7 @@ def test_dynamic_read(n: int, m: int, E: int, extra: int, rule: tuple[Any, bool]
         return run
 
     C = m + extra
-    assert_equal("hyper_read", read, (n * m, C), (C,), (C, E), (C,), *[(2, 5, m * E)] * n, scale=0.5)
+    assert_equal("hyper_read", read, (n * m, C), (C,), (C, E), (C,), *[(*rows, m * E)] * n, scale=0.5)
 
 
 def test_hyperbolic_tangents_of_all_sizes() -> None:
@@ -172,10 +179,10 @@ def test_hyperbolic_tangents_of_all_sizes() -> None:
 
 
 @few
-@given(C=sizes, D=widths, erases=flags)
-def test_delta_write(C: int, D: int, erases: bool) -> None:
+@given(C=sizes, D=widths, erases=flags, rows=tokens)
+def test_delta_write(C: int, D: int, erases: bool, rows: Rows) -> None:
     rule = "delta" if erases else "write_only"
-    shapes = (2, 5, D), (C, 2, 5), (2, 5), *[(2, 5, D)] * C
+    shapes = (*rows, D), (C, *rows), rows, *[(*rows, D)] * C
     assert_equal("delta_write", lambda impl: lambda u, v, beta, *x: delta_writes(x, u, v, beta, 0.1, rule, impl), *shapes)
 
 
@@ -186,10 +193,11 @@ def test_delta_write(C: int, D: int, erases: bool) -> None:
     start=st.sampled_from(["exp", "exp_minus_max", "softmax"]),
     order=st.sampled_from(["sources_first", "destinations_first"]),
     eps=st.sampled_from([0.0, 1e-2]),
+    rows=tokens,
 )
-def test_sinkhorn(n: int, rounds: int, start: Any, order: Any, eps: float) -> None:
+def test_sinkhorn(n: int, rounds: int, start: Any, order: Any, eps: float, rows: Rows) -> None:
     options = Sinkhorn(rounds, order, start, eps, eps)
-    assert_equal("sinkhorn", lambda impl: lambda logits: sinkhorn(logits, options, impl), (n, n, 3, 7))
+    assert_equal("sinkhorn", lambda impl: lambda logits: sinkhorn(logits, options, impl), (n, n, *rows))
 
 
 @few
@@ -209,21 +217,23 @@ def test_causal_convolution(S: int, C: int, k: int, d: int, past: int, documents
 
 
 @few
-@given(S=st.integers(1, 5), C=sizes, D=widths, shared=flags, gain=flags, activation=st.sampled_from(list(ACTIVATIONS)))
-def test_generalised_residual(S: int, C: int, D: int, shared: bool, gain: bool, activation: Any) -> None:
+@given(
+    S=st.integers(1, 5), C=sizes, D=widths, shared=flags, gain=flags, activation=st.sampled_from(list(ACTIVATIONS)), rows=tokens
+)
+def test_generalised_residual(S: int, C: int, D: int, shared: bool, gain: bool, activation: Any, rows: Rows) -> None:
     def sums(impl: Impl) -> Operator:
         def run(bias: Tensor, weight: Tensor, g: Tensor, *sources: Tensor) -> tuple[Tensor, ...]:
             return grn(sources, bias, weight, activation, g if gain else None, EPS, impl)
 
         return run
 
-    assert_equal("grn", sums, (C, S, D), (C, 1 if shared else S, D), (D,), *[(2, 5, D)] * S, scale=0.5)
+    assert_equal("grn", sums, (C, S, D), (C, 1 if shared else S, D), (D,), *[(*rows, D)] * S, scale=0.5)
 
 
 @few
-@given(S=st.integers(1, 9), G=st.integers(1, 3), queries=st.integers(1, 3), K=widths, total=flags)
-def test_attention_along_depth(S: int, G: int, queries: int, K: int, total: bool) -> None:
-    shapes = (2, 5, G * queries if total else G, K), *[(2, 5, G, K)] * (2 * S)
+@given(S=st.integers(1, 9), G=st.integers(1, 3), queries=st.integers(1, 3), K=widths, total=flags, rows=tokens)
+def test_attention_along_depth(S: int, G: int, queries: int, K: int, total: bool, rows: Rows) -> None:
+    shapes = (*rows, G * queries if total else G, K), *[(*rows, G, K)] * (2 * S)
 
     def attend(q: Tensor, *sources: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         given = q, sources[:S], sources[S:]
@@ -233,9 +243,9 @@ def test_attention_along_depth(S: int, G: int, queries: int, K: int, total: bool
 
 
 @few
-@given(F=st.sampled_from([1, 7, 8, 19]), large=flags)
-def test_gate(F: int, large: bool) -> None:
-    assert_equal("silu_gate", lambda impl: lambda x: silu_gate(x, impl), (2, 5, 2 * F), scale=30.0 if large else 1.0)
+@given(F=st.sampled_from([1, 7, 8, 19]), large=flags, rows=tokens)
+def test_gate(F: int, large: bool, rows: Rows) -> None:
+    assert_equal("silu_gate", lambda impl: lambda x: silu_gate(x, impl), (*rows, 2 * F), scale=30.0 if large else 1.0)
 
 
 @pytest.mark.parametrize("F", [3, 16])
@@ -253,9 +263,9 @@ def test_gates_far_from_zero_saturate(F: int) -> None:
 
 
 @few
-@given(D=widths, gain=flags, scale=st.sampled_from([1.0, 0.5]))
-def test_rms_norm(D: int, gain: bool, scale: float) -> None:
-    assert_equal("rms_norm", lambda impl: lambda x, g: rms_norm(x, g if gain else None, EPS, impl, scale), (2, 5, D), (D,))
+@given(D=widths, gain=flags, scale=st.sampled_from([1.0, 0.5]), rows=tokens)
+def test_rms_norm(D: int, gain: bool, scale: float, rows: Rows) -> None:
+    assert_equal("rms_norm", lambda impl: lambda x, g: rms_norm(x, g if gain else None, EPS, impl, scale), (*rows, D), (D,))
 
 
 @few
@@ -269,6 +279,27 @@ def test_rotation(B: int, T: int, H: int, K: int, each: bool, joint: bool) -> No
         return rotate(own, rotation(positions, table, x.dtype))
 
     assert_same("rotate", rotated, rotated, (B, T, H * K + (6 if joint else 0)), backward=False)
+
+
+def test_the_largest_dynamic_read() -> None:
+    n = C = library.MOST_TENSORS
+    rule = ScoreRule("rms", 0)  # A whole number for eps.
+
+    def read(impl: Impl) -> Operator:
+        def run(static: Tensor, maps: Tensor, *streams: Tensor) -> tuple[Tensor, ...]:
+            found = hyper_read(streams, static, torch.ones(C, dtype=maps.dtype), maps, None, rule, impl)
+            return found.view, found.weights
+
+        return run
+
+    assert_equal("hyper_read", read, (n, C), (C, 3), *[(1, 2, 3)] * n, scale=0.5)
+
+
+def test_numbers_that_are_none_stay_so_in_a_dynamic_read() -> None:
+    stream, rule = torch.ones(1, 2, 4), ScoreRule("layer", EPS)
+    stream[0, 1, 2] = torch.inf
+    found = hyper_read([stream], torch.zeros(1, 2), torch.ones(2), torch.ones(2, 4), None, rule)
+    assert found.weights[..., 1].isnan().all() and found.weights[..., 0].isfinite().all()
 
 
 BROADCAST: dict[str, tuple[Operator, list[tuple[int, ...]]]] = {

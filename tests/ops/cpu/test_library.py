@@ -3,17 +3,21 @@
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 from twoaxis.core.errors import ConfigError
 from twoaxis.ops.causal_conv import causal_conv
 from twoaxis.ops.cpu import library
 from twoaxis.ops.delta import delta_writes
 from twoaxis.ops.depth_read import depth_read, source_factor
+from twoaxis.ops.gated_linear import silu_gate
 from twoaxis.ops.gpu import launch
 from twoaxis.ops.precision import plain_forms
 from twoaxis.ops.streams import mix_pieces
@@ -91,6 +95,52 @@ def test_rows_may_lie_anywhere_in_memory() -> None:
     empty = [v[:0].requires_grad_() for v in sources]
     depth_read(empty, [r[:0] for r in factors], query).sum().backward()
     assert empty[0].grad is not None and empty[0].grad.shape == (0, 5, 9)
+
+
+def test_gradients_that_are_not_in_memory_yet_are_as_any_other() -> None:
+    x, w = normal(1, 6, 3).float(), normal(3, 2).float()
+
+    def gradient(through: Callable[[Tensor], Tensor]) -> Tensor:
+        own = x.clone().requires_grad_()
+        through(causal_conv(own, w)).sum().backward()
+        assert own.grad is not None
+        return own.grad
+
+    assert not gradient(torch.sgn).any(), "zeros without memory"
+    for lazily in (Negated.apply, torch.neg):
+        torch.testing.assert_close(gradient(lazily), -gradient(lambda y: y))
+
+
+class Negated(torch.autograd.Function):
+    """Passes on a gradient whose numbers are those of another tensor, to be read with the other sign."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return -x
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        return torch._neg_view(grads[0].contiguous())
+
+
+def test_a_gradient_of_another_class_is_refused_and_not_read() -> None:
+    x, result = torch.ones(2, 4), torch.empty(2, 2)
+    with torch.no_grad(), pytest.raises(ConfigError, match="got a Subclass: must be a plain tensor; set TWOAXIS_KERNELS=off"):
+        library.call("silu_gate", x.as_subclass(Subclass), result, 2, 2)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_watches_the_operations_of_pytorch_sees_them() -> None:
+    x, v = normal(2, 3, 8).float(), normal(2, 3, 8).float()
+    with torch.no_grad():
+        traced: Any = torch.jit.trace(silu_gate, x, check_trace=False)
+        with forward_ad.dual_level():
+            tangent = forward_ad.unpack_dual(silu_gate(forward_ad.make_dual(x, v))).tangent
+        batched = torch.func.vmap(silu_gate)(x)
+    torch.testing.assert_close(traced(v), silu_gate(v))
+    torch.testing.assert_close(batched, silu_gate(x))
+    want = torch.func.jvp(lambda one: silu_gate(one, "reference"), (x,), (v,))[1]
+    torch.testing.assert_close(tangent, want)
 
 
 def test_gradients_of_gradients_are_refused_and_not_wrong() -> None:

@@ -82,7 +82,7 @@ void rms_norm_backward(
             float *restrict to = result + n * D;
             if (gain)
                 for (whole c = 0; c < D; c++) row[c] = g[c] * gain[c];
-            const float *restrict by_normal = gain ? row : g;
+            const float *by_normal = gain ? row : g;
             const float along = -scale * factor * factor * factor * dot(by_normal, from, D) / D;
             for (whole c = 0; c < D; c++) to[c] = by_normal[c] * (factor * scale) + along * from[c];
             if (gain)

@@ -21,7 +21,9 @@ ACTIVATIONS = ("relu", "gelu", "silu", "identity")
 def serves_conv(rows: Sequence[Tensor], weights: Tensor, bias: Tensor | None, documents: Tensor | None = None) -> bool:
     """Whether the kernels convolve these rows: at most `MOST_TENSORS` taps in all, and nothing is broadcast."""
     x, S = rows[0], len(rows)
-    fits = weights.ndim == 3 and weights.shape[:2] == (S, x.shape[-1]) and S * weights.shape[-1] <= library.MOST_TENSORS
+    fits = (
+        x.ndim == 3 == weights.ndim and weights.shape[:2] == (S, x.shape[-1]) and S * weights.shape[-1] <= library.MOST_TENSORS
+    )
     fits = fits and all(one.shape == x.shape for one in rows) and (bias is None or bias.shape == x.shape[-1:])
     fits = fits and (documents is None or (documents.shape == x.shape[:2] and documents.device.type == "cpu"))
     return fits and library.served(*rows, weights, bias)
@@ -81,7 +83,7 @@ def grn(
 ) -> tuple[list[Tensor], Tensor, Tensor]:
     """Computes `grn`: the sums, the scores before their activation [S C N], and the inverse rms [S N], or without eps none."""
     v, S, (C, R, D) = sources[0], len(sources), weights.shape
-    N = v.numel() // D
+    N = library.n_rows(v)
     results, z = [launch.empty(v) for _ in range(C)], v.new_empty(S, C, N)
     inverse = v.new_empty(0 if eps is None else S, N)
     given = library.rows(sources), launch.ready(bias), launch.ready(weights)
@@ -115,7 +117,7 @@ def grn_backward(
 def serves_attention(q: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor]) -> bool:
     """Whether the kernels attend to these keys and values: nothing is broadcast."""
     k = keys[0]
-    fits = len(keys) <= library.MOST_TENSORS and q.ndim == k.ndim == 4 and q.shape[2] % k.shape[2] == 0
+    fits = len(keys) <= library.MOST_TENSORS and q.ndim == k.ndim == 4 and q.numel() > 0 and q.shape[2] % k.shape[2] == 0
     fits = fits and k.shape == (*q.shape[:2], k.shape[2], q.shape[3]) and all(x.shape == k.shape for x in (*keys, *values))
     return fits and library.served(q, *keys, *values)
 
@@ -152,12 +154,13 @@ def depth_attention_backward(
     return found
 
 
-def serves_hyper_read(streams: Sequence[Tensor], static: Tensor, maps: Tensor, m: int) -> bool:
-    """Whether the kernels read these streams: nothing is broadcast."""
+def serves_hyper_read(streams: Sequence[Tensor], parameters: Sequence[Tensor], m: int) -> bool:
+    """Whether the kernels read these streams with these static weights, scale, maps and offset: nothing is broadcast."""
+    static, scale, maps, offset = parameters
     (P, C), E, x = static.shape, maps.shape[1], streams[0]
     fits = max(P, C) <= library.MOST_TENSORS and len(streams) * m == P and m <= C and x.shape[-1] == m * E
-    fits = fits and len(maps) == C and all(one.shape == x.shape for one in streams)
-    return fits and library.PARTS * C * (P + E) <= MOST_NUMBERS and library.served(*streams, static, maps)
+    fits = fits and len(maps) == C and scale.shape == offset.shape == (C,) and all(one.shape == x.shape for one in streams)
+    return fits and library.PARTS * C * (P + E) <= MOST_NUMBERS and library.served(*streams, *parameters)
 
 
 def hyper_read(
@@ -174,7 +177,7 @@ def hyper_read(
     statistics = view.new_empty(1 + centred, P, N)
     made = view, weights, scores, statistics[0], statistics[1] if centred else None
     given = library.rows(streams), *library.rows(parameters)
-    library.call("hyper_read", *given, *made, eps, smallest, centred, bounded, *sizes)
+    library.call("hyper_read", *given, *made, float(eps), float(smallest), centred, bounded, *sizes)
     return view, weights, scores, statistics
 
 

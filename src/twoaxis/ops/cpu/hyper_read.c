@@ -49,7 +49,7 @@ void hyper_read(
         for (whole r = 0; r < m; r++) to[r] = view + (n * m + r) * E;
         for (whole j = 0; j < P; j++) {
             const float mean = centred ? mean_of(pieces[j], E) : 0, square = mean_square(pieces[j], mean, E) + eps;
-            const float factor = 1 / sqrtf(square > smallest ? square : smallest);
+            const float factor = 1 / sqrtf(square < smallest ? smallest : square);
             inverse[j * N + n] = factor;
             if (centred) means[j * N + n] = mean;
             dots(z, pieces[j], rows, C, 0, E);

@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 from twoaxis.core.errors import ConfigError, DataError
 from twoaxis.core.files import cache_folder
@@ -75,18 +76,27 @@ def concerned(x: Tensor) -> bool:
 
 def served(*tensors: Tensor | None) -> bool:
     """Whether the kernels compute with these tensors: float32 on a CPU, in no compiled graph, switched on."""
-    # Of a subclass, only its own operations know where its numbers are.
     for x in tensors:
-        if x is not None and not (type(x) in (Tensor, nn.Parameter) and x.dtype == torch.float32 and x.device.type == "cpu"):
+        if x is not None and not (_is_plain(x) and x.dtype == torch.float32 and x.device.type == "cpu"):
             return False
-    return not launch.INTERPRETED and launch.switched_on() and not runs_plain("fused") and _load().kernels is not None
+    if launch.INTERPRETED or not launch.switched_on() or runs_plain("fused"):
+        return False
+    # What watches PyTorch's operations would miss these.
+    watched = torch._C._are_functorch_transforms_active() or torch.jit.is_tracing() or forward_ad._current_level >= 0
+    return not watched and _load().kernels is not None
+
+
+def _is_plain(x: Tensor) -> bool:
+    """Of a subclass, only its own operations know where its numbers are."""
+    return type(x) in (Tensor, nn.Parameter)
 
 
 def call(name: str, *arguments: Tensor | Sequence[Tensor | None] | float | int | bool | None) -> None:
     """Calls a kernel with the addresses of contiguous tensors, and with the number of threads as its last argument.
 
     Raises:
-        ConfigError: a graph of the call is asked for, as a gradient of a gradient is; kernels leave none.
+        ConfigError: a graph of the call is asked for, as a gradient of a gradient is; kernels leave none. Or a gradient arrives
+            as a subclass of tensors.
     """
     if torch.is_grad_enabled():
         raise ConfigError(f"kernels: have no gradients of gradients; set {launch.SWITCH}=off to compute them in PyTorch")
@@ -102,11 +112,18 @@ def rows(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 def scratch(*shape: int) -> Tensor:
     """Memory for what each part of the rows sums up."""
-    return torch.empty(PARTS, *shape, dtype=torch.float32)
+    return torch.empty(PARTS, *shape, dtype=torch.float32, device="cpu")
+
+
+def n_rows(x: Tensor) -> int:
+    """The number of rows of the last axis."""
+    return x.numel() // max(1, x.shape[-1])
 
 
 def _argument(value: Tensor | Sequence[Tensor | None] | float | int | bool | None) -> object:
     if isinstance(value, Tensor):
+        if not _is_plain(value):
+            raise ConfigError(f"kernels: got a {type(value).__name__}: must be a plain tensor; set {launch.SWITCH}=off")
         return ctypes.c_void_p(value.data_ptr())
     if isinstance(value, bool):
         return ctypes.c_int(value)
@@ -116,7 +133,7 @@ def _argument(value: Tensor | Sequence[Tensor | None] | float | int | bool | Non
         return ctypes.c_float(value)
     if value is None:
         return None
-    return (ctypes.c_void_p * len(value))(*(None if one is None else one.data_ptr() for one in value))
+    return (ctypes.c_void_p * len(value))(*(None if one is None else _argument(one) for one in value))
 
 
 def _load() -> _Loaded:

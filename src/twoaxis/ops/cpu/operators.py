@@ -26,7 +26,7 @@ def _read(
     D = sources[0].shape[-1]
     stream = None if stream is None else launch.ready(stream)
     given = library.rows(sources), launch.ready(factors), launch.ready(query), stream, scale
-    sizes = len(sources), sources[0].numel() // D, D, n_heads
+    sizes = len(sources), library.n_rows(sources[0]), D, n_heads
     library.call("depth_read", *given, *results, *sizes, query.ndim > 1, normalised)
     return results
 
@@ -69,7 +69,7 @@ def _read_backward(
         library.scratch((2 * S + 1) * n_heads),
         library.scratch(D),
         library.scratch(),
-        *(S, sources[0].numel() // D, D, n_heads),
+        *(S, library.n_rows(sources[0]), D, n_heads),
         query.ndim > 1,
         normalised,
     )
@@ -99,7 +99,7 @@ def _mixing(sources: Sequence[Tensor], update: Tensor | None, residual: Tensor |
 def _mix(sources: Sequence[Tensor], update: Tensor | None, residual: Tensor | None, write: Tensor | None) -> list[Tensor]:
     results = stream_operator.fake_mix(sources, update, residual, write)
     D = sources[0].shape[-1]
-    sizes = len(sources), len(results), sources[0].numel() // D, D
+    sizes = len(sources), len(results), library.n_rows(sources[0]), D
     library.call("mix_streams", *_mixing(sources, update, residual, write), results, *sizes)
     return results
 
@@ -126,7 +126,7 @@ def _mix_backward(
         grad_write if write is not None and wants_write else None,
         library.scratch(S * K),
         library.scratch(K),
-        *(S, K, sources[0].numel() // D, D),
+        *(S, K, library.n_rows(sources[0]), D),
     )
     return found
 

@@ -110,11 +110,17 @@ def empty(x: Tensor) -> Tensor:
     return torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
 
+def materialised(x: Tensor) -> Tensor:
+    """Returns the tensor with its numbers in memory: a gradient may be zeros without memory, or wait to be negated."""
+    return x.clone() if x._is_zerotensor() else x.resolve_neg()
+
+
 def ready(x: Tensor) -> Tensor:
     """Returns the tensor, or a copy where it is not contiguous or its address is no multiple of 16 bytes.
 
     Kernels take rows as they lie in memory and load 16 bytes at a time.
     """
+    x = materialised(x)
     if x.is_contiguous() and (INTERPRETED or x.data_ptr() % 16 == 0):
         return x
     return x.clone(memory_format=torch.contiguous_format)

@@ -158,7 +158,7 @@ def serves(
         return False
     shape = streams[0].shape
     alike = all(x.shape == shape for x in given) and all(x.dtype == streams[0].dtype for x in streams)
-    alike = alike and all(one.ndim == 2 or one.shape[2:] == shape[:-1] for one in weights)
+    alike = alike and all(one.ndim == 2 or (len(shape) == 3 and one.shape[2:] == shape[:-1]) for one in weights)
     if library.concerned(streams[0]):
         few = max(len(streams), weights[0].shape[1]) <= library.MOST_TENSORS
         return alike and few and library.served(*given, *weights)
