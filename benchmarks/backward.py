@@ -25,7 +25,7 @@ from benchmarks.measure import header_lines, interleave
 from benchmarks.peers import PeerShape
 from twoaxis import Decoder
 from twoaxis.core.measure import saved_bytes
-from twoaxis.ops.gpu import launch
+from twoaxis.ops import kernels
 
 SHAPE = PeerShape()
 ATTENTION = {"kind": "attention", "n_heads": SHAPE.n_heads}
@@ -65,7 +65,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=list(OPERATORS), choices=list(OPERATORS), metavar="OPERATOR")
     options = parser.parse_args()
     print(header_lines(), "\n")
-    with launch.without_kernels():
+    with kernels.without_kernels():
         _table(options.only, options.rounds)
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from benchmarks.gpu.settings import Items, Row, Settings
 from benchmarks.gpu.worker import one_line
+from twoaxis.ops import kernels
 from twoaxis.ops.depth_read import depth_read, passing_factor, passing_read, source_factor
 from twoaxis.ops.gpu import launch
 from twoaxis.ops.norm import inverse_rms
@@ -141,10 +142,10 @@ def reads(settings: Settings, n: int, D: int) -> list[Row]:
     def both() -> object:
         return torch.autograd.grad(depth_read(sources, factors, query), leaves, grad)
 
-    usual: Ways = {"kernels": (forward, nullcontext), "torch's engine": (forward, launch.without_kernels)}
+    usual: Ways = {"kernels": (forward, nullcontext), "torch's engine": (forward, kernels.without_kernels)}
     others: Ways = {name: (forward, scope) for name, scope in _other_blocks("read_blocks", n, D)}
     rows = timed(f"read forward, S={n}, D={D}", usual | others, settings, (n + 1) * array, copied)
-    usual = {"kernels": (both, nullcontext), "torch's engine": (both, launch.without_kernels)}
+    usual = {"kernels": (both, nullcontext), "torch's engine": (both, kernels.without_kernels)}
     rows += timed(f"read and its backward, S={n}, D={D}", usual, settings, (3 * n + 2) * array, copied)
     if not launch.served(sources[0]):
         return rows
@@ -160,7 +161,7 @@ def reads(settings: Settings, n: int, D: int) -> list[Row]:
 def _backward(query: Tensor, sources: list[Tensor], factors: list[Tensor], grad: Tensor, passed: list[Tensor]) -> Call:
     """The backward pass alone, as autograd would call it: a captured graph has to hold the forward pass otherwise."""
     with torch.no_grad():
-        stacked, every = torch.stack(factors), launch.bits([True] * len(sources))
+        stacked, every = torch.stack(factors), kernels.bits([True] * len(sources))
         _, scores, totals = torch.ops.twoaxis.depth_read(query, sources, stacked, [], None, None, 1, False)
     saved = grad, query, sources, stacked, [], None, scores, totals, passed, every if passed else 0, every, True, False, 1
 
@@ -211,7 +212,7 @@ def factors_of_a_source(settings: Settings) -> list[Row]:
             return torch.autograd.grad(factor, v, by_factor)[0] + passed
         return torch.autograd.grad((factor, source), v, (by_factor, passed))
 
-    ways: Ways = {"kernels": (both, nullcontext), "torch's engine": (both, launch.without_kernels)}
+    ways: Ways = {"kernels": (both, nullcontext), "torch's engine": (both, kernels.without_kernels)}
     return timed(f"inverse rms and its backward, D={D}", ways, settings, 4 * N * D * v.element_size(), copy_rate(settings))
 
 
@@ -241,7 +242,7 @@ def readers(settings: Settings, D: int) -> list[Row]:
 
     ways = {"kernels, one by one": apart, "kernels, passing sources on": passing, "kernels, two-phase": phases}
     calls: Ways = {name: (step(way), nullcontext) for name, way in ways.items()}
-    calls["torch's engine, two-phase"] = (step(phases), launch.without_kernels)
+    calls["torch's engine, two-phase"] = (step(phases), kernels.without_kernels)
     array = N * D * sources[0].element_size()
     # Two-phase at the least: the sources once, the mixtures in float32 and what is made of them, and the same backward.
     return timed(f"8 readers of 8 sources, D={D}", calls, settings, (n + 3 * Q + 2 * n + 3 * Q) * array, copy_rate(settings))

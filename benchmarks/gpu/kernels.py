@@ -13,11 +13,11 @@ from torch import Tensor
 
 from benchmarks.gpu.settings import Items, Row, Settings
 from benchmarks.gpu.timing import Candidate, compared
+from twoaxis.ops import kernels
 from twoaxis.ops.causal_conv import causal_conv
 from twoaxis.ops.delta import delta_writes
 from twoaxis.ops.depth_read import depth_read, source_factor
 from twoaxis.ops.gated_delta import gated_delta
-from twoaxis.ops.gpu import launch
 from twoaxis.ops.local_attention import local_attention
 from twoaxis.ops.precision import Impl
 from twoaxis.ops.sinkhorn import Sinkhorn, sinkhorn
@@ -164,7 +164,7 @@ def _step(forward: Callable[..., Tensor], inputs: Sequence[Tensor]) -> Candidate
 
 def _without_kernels(step: Candidate) -> Candidate:
     def run() -> None:
-        with launch.without_kernels():
+        with kernels.without_kernels():
             step()
 
     return run

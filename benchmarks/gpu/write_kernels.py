@@ -13,8 +13,8 @@ from torch import Tensor
 
 from benchmarks.gpu.depth_kernels import ALLOWED, Call, Ways, copy_rate, timed
 from benchmarks.gpu.settings import Items, Row, Settings
+from twoaxis.ops import kernels
 from twoaxis.ops.delta import delta_writes
-from twoaxis.ops.gpu import launch
 from twoaxis.ops.precision import Impl
 from twoaxis.ops.sinkhorn import Sinkhorn, Start, sinkhorn
 from twoaxis.ops.streams import mix_pieces
@@ -144,7 +144,7 @@ def speed(settings: Settings, shapes: Sequence[Shape]) -> list[Row]:
     rows, copied = [], copy_rate(settings)
     for shape, both in itertools.product(shapes, (False, True)):
         call = _step(shape, both, shape.function, "fused")
-        ways: Ways = {"kernels": (call, nullcontext), "torch's engine": (call, launch.without_kernels)}
+        ways: Ways = {"kernels": (call, nullcontext), "torch's engine": (call, kernels.without_kernels)}
         least = shape.forward_bytes + shape.backward_bytes * both
         rows += timed(f"{shape.what}{' and its backward' if both else ''}", ways, settings, least, copied)
     return rows

@@ -23,7 +23,7 @@ from twoaxis.ledger.stack import trace_stack
 from twoaxis.ledger.sublayer import sublayer_cache_bytes, sublayer_saved_bytes
 from twoaxis.model import DecoderConfig
 from twoaxis.ops.cross_entropy import cross_entropy_of_valid, linear_cross_entropy
-from twoaxis.ops.gpu.launch import without_kernels
+from twoaxis.ops.kernels import without_kernels
 from twoaxis.sequence import SEQUENCE
 from twoaxis.testing.toy import D_MODEL, decoder_config, toy_decoder, toy_site, toy_tokens
 

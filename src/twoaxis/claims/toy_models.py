@@ -15,7 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from twoaxis.core.measure import Operation, Operations, noise, perturb, product_flops
 from twoaxis.depth import DepthConfig, ResidualConfig
 from twoaxis.model import Decoder, DecoderConfig
-from twoaxis.ops.gpu.launch import without_kernels
+from twoaxis.ops.kernels import without_kernels
 
 VOCAB, D_MODEL, N_LAYERS, TOKENS = 11, 8, 3, 9
 

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from twoaxis.core.errors import ConfigError, problem
-from twoaxis.ops.cpu import blocks, library
+from twoaxis.ops.cpu import cpu_only, library
 from twoaxis.ops.precision import Impl, runs_plain
 
 
@@ -37,7 +37,7 @@ def silu_gate(gate_and_value: Float[Tensor, "*n two_F"], impl: Impl = "fused") -
 
 def _silu_gate(gate_and_value: Tensor) -> Tensor:
     if library.served(gate_and_value):
-        return blocks.silu_gate(gate_and_value)
+        return cpu_only.silu_gate(gate_and_value)
     a, b = gate_and_value.chunk(2, dim=-1)
     return F.silu(a).mul_(b)
 
@@ -54,7 +54,7 @@ class _SiluGate(torch.autograd.Function):
         (grad,) = grad_outputs
         (gate_and_value,) = ctx.saved_tensors
         if library.served(gate_and_value, grad):
-            return blocks.silu_gate_backward(grad, gate_and_value)
+            return cpu_only.silu_gate_backward(grad, gate_and_value)
         a, b = gate_and_value.chunk(2, dim=-1)
         grad_a = torch.ops.aten.silu_backward(grad, a).mul_(b)
         return torch.cat((grad_a, F.silu(a).mul_(grad)), dim=-1)

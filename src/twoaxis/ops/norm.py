@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from twoaxis.ops.cpu import blocks, library
+from twoaxis.ops.cpu import cpu_only, library
 from twoaxis.ops.precision import Impl, outside_autocast, runs_plain, statistics_dtype
 
 
@@ -84,7 +84,7 @@ class _RMSNorm(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, gain: Tensor | None, eps: float, scale: float) -> Tensor:
         ctx.scale, ctx.in_c = scale, (gain is None or gain.shape == x.shape[-1:]) and library.served(x, gain)
         if ctx.in_c:
-            normal, factor = blocks.rms_norm(x, gain, eps, scale)
+            normal, factor = cpu_only.rms_norm(x, gain, eps, scale)
             ctx.save_for_backward(x, gain, factor)
             return normal
         factor = inverse_rms(x, eps).unsqueeze(-1)
@@ -97,7 +97,7 @@ class _RMSNorm(torch.autograd.Function):
         (grad,) = grad_outputs
         x, gain, factor = ctx.saved_tensors
         if ctx.in_c:
-            return *blocks.rms_norm_backward(grad, x, gain, factor, ctx.scale), None, None
+            return *cpu_only.rms_norm_backward(grad, x, gain, factor, ctx.scale), None, None
         cube = factor.pow(3)
         if ctx.scale != 1:
             factor, cube = factor * ctx.scale, cube * ctx.scale

@@ -19,8 +19,8 @@ from twoaxis.core.cost import Shape
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.registry import Row, Table
-from twoaxis.ops.cpu import blocks
-from twoaxis.ops.gpu.launch import operator
+from twoaxis.ops.cpu import cpu_only
+from twoaxis.ops.kernels import operator
 from twoaxis.ops.precision import outside_autocast, statistics_dtype
 
 
@@ -253,7 +253,7 @@ def shared_key(table: RotationTable, dtype: torch.dtype) -> Hashable:
 def rotate(x: Float[Tensor, "B T H K"], turn: Rotation) -> Float[Tensor, "B T H K"]:
     """Rotates the channel pairs (i, i + K/2) of every head by the angle of its position; on a CPU in C, in float32."""
     cos, sin = turn
-    if blocks.serves_rotation(x, cos, sin):
+    if cpu_only.serves_rotation(x, cos, sin):
         return _Rotate.apply(x, cos, sin)
     wide = x.to(statistics_dtype(x))
     first, second = wide.tensor_split(2, dim=-1)
@@ -267,8 +267,8 @@ class _Rotate(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         ctx.save_for_backward(cos, sin)
-        return blocks.rotate(x, cos, sin, backward=False)
+        return cpu_only.rotate(x, cos, sin, backward=False)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None]:
-        return blocks.rotate(grad_outputs[0], *ctx.saved_tensors, backward=True), None, None
+        return cpu_only.rotate(grad_outputs[0], *ctx.saved_tensors, backward=True), None, None

@@ -21,7 +21,7 @@ from twoaxis.ledger.stack import StackTrace
 from twoaxis.ledger.sublayer import sublayer_saved_bytes
 from twoaxis.local import LocalConfig
 from twoaxis.model import Decoder
-from twoaxis.ops.gpu.launch import without_kernels
+from twoaxis.ops.kernels import without_kernels
 from twoaxis.sequence import SequenceConfig
 from twoaxis.testing.conformance import check, exactly, require
 from twoaxis.testing.measured import Trace, reachable_tensors, sublayer_list, trace

@@ -37,7 +37,7 @@ def describe_environment(device: torch.device, dtype: torch.dtype, processes: in
         "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else "",
         "precision": str(dtype).removeprefix("torch."),
         # Whether the operators' kernels for this device run, and if not, why; torch's engines compute the same.
-        "kernels": launch.kernels() if device.type == "cuda" else library.kernels() if device.type == "cpu" else "",
+        "kernels": launch.status() if device.type == "cuda" else library.status() if device.type == "cpu" else "",
         "git_commit": _commit(),
         "code": code_sha256(),
     }

@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from twoaxis.ops import kernels
 from twoaxis.ops.causal_conv import causal_conv_sum
 from twoaxis.ops.cpu import library
 from twoaxis.ops.delta import delta_writes
 from twoaxis.ops.depth_attention import depth_attention, depth_summary
 from twoaxis.ops.depth_read import depth_read, passing_factor, passing_read, source_factor
 from twoaxis.ops.gated_linear import silu_gate
-from twoaxis.ops.gpu import launch
 from twoaxis.ops.grn import ACTIVATIONS, grn
 from twoaxis.ops.hyper_read import ScoreRule, hyper_read
 from twoaxis.ops.mix import mix
@@ -45,7 +45,7 @@ CALLED: list[str] = []
 @pytest.fixture(autouse=True)
 def kernels_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a compiler there is nothing to test, and the environment of a run says so."""
-    assert library.kernels() == "on"
+    assert library.status() == "on"
     call = library.call
     monkeypatch.setattr(library, "call", lambda name, *arguments: (CALLED.append(name), call(name, *arguments)))
 
@@ -69,7 +69,7 @@ def assert_same(
 ) -> None:
     """This kernel and that of its gradient, in float32, give what the reference gives in float64."""
     exact = [scale * normal(*shape, seed=index) for index, shape in enumerate(shapes)]
-    with launch.without_kernels():
+    with kernels.without_kernels():
         want = results(reference, [x.clone() for x in exact])
     CALLED.clear()
     got = results(ours, [guarded(x.float()) for x in exact])

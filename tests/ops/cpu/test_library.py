@@ -13,19 +13,19 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 from twoaxis.core.errors import ConfigError
+from twoaxis.ops import kernels
 from twoaxis.ops.causal_conv import causal_conv
 from twoaxis.ops.cpu import library
 from twoaxis.ops.delta import delta_writes
 from twoaxis.ops.depth_read import depth_read, source_factor
 from twoaxis.ops.gated_linear import silu_gate
-from twoaxis.ops.gpu import launch
 from twoaxis.ops.precision import plain_forms
 from twoaxis.ops.streams import mix_pieces
 from twoaxis.train.environment import describe_environment
 
 from ..compare import normal
 
-SAY = "from twoaxis.ops.cpu import library; import torch; print(library.kernels(), '|', library.served(torch.ones(1)))"
+SAY = "from twoaxis.ops.cpu import library; import torch; print(library.status(), '|', library.served(torch.ones(1)))"
 
 
 class Subclass(Tensor):
@@ -42,11 +42,11 @@ def said(**environment: str) -> str:
 
 def test_they_serve_float32_on_a_cpu_and_nothing_else() -> None:
     x = torch.ones(2)
-    assert library.kernels() == "on" and library.served(x) and library.served(nn.Parameter(x))
+    assert library.status() == "on" and library.served(x) and library.served(nn.Parameter(x))
     others = x.double(), x.bfloat16(), x.to("meta"), x.as_subclass(Subclass)
     assert not any(map(library.served, others))
-    with launch.without_kernels():
-        assert library.kernels() == "off: TWOAXIS_KERNELS=off" and not library.served(x)
+    with kernels.without_kernels():
+        assert library.status() == "off: TWOAXIS_KERNELS=off" and not library.served(x)
     with plain_forms():
         assert not library.served(x)
     assert library.served(x)
@@ -149,7 +149,7 @@ def test_gradients_of_gradients_are_refused_and_not_wrong() -> None:
     for y in (depth_read(sources, [source_factor(v, 1e-6) for v in sources], torch.ones(8)), causal_conv(x, weight)):
         with pytest.raises(ConfigError, match=r"^kernels: have no gradients of gradients; set TWOAXIS_KERNELS=off"):
             torch.autograd.grad(y.square().sum(), x, create_graph=True)
-    with launch.without_kernels():
+    with kernels.without_kernels():
         read = depth_read(sources, [torch.ones(1, 2)] * 2, torch.ones(8))
         (grad,) = torch.autograd.grad(read.square().sum(), x, create_graph=True)
         grad.sum().backward()
@@ -158,7 +158,7 @@ def test_gradients_of_gradients_are_refused_and_not_wrong() -> None:
 
 def test_a_run_says_whether_they_were_on() -> None:
     assert describe_environment(torch.device("cpu"), torch.float32)["kernels"] == "on"
-    with launch.without_kernels():
+    with kernels.without_kernels():
         assert describe_environment(torch.device("cpu"), torch.float32)["kernels"] == "off: TWOAXIS_KERNELS=off"
 
 

@@ -7,6 +7,7 @@ import torch
 
 from tests.fresh import run_fresh
 from twoaxis.core.errors import ConfigError
+from twoaxis.ops import kernels
 from twoaxis.ops.depth_read import depth_read
 from twoaxis.ops.gpu import launch
 from twoaxis.train.environment import changed_environment, describe_environment
@@ -29,11 +30,11 @@ def test_kernels_serve_tensors_on_a_gpu_only(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_they_are_switched_off_and_on_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "INSTALLED", True)
-    assert launch.kernels() == "on"
-    with launch.without_kernels():
-        assert launch.kernels() == "off: TWOAXIS_KERNELS=off"
+    assert launch.status() == "on"
+    with kernels.without_kernels():
+        assert launch.status() == "off: TWOAXIS_KERNELS=off"
         assert not launch.served(OnGPU())  # type: ignore[arg-type]
-    assert launch.kernels() == "on"
+    assert launch.status() == "on"
 
 
 def test_without_triton_the_environment_of_a_run_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,8 +57,8 @@ def test_without_triton_the_environment_of_a_run_says_so(monkeypatch: pytest.Mon
     ],
 )
 def test_the_switch_is_an_environment_variable(value: str, expected: str) -> None:
-    code = "from twoaxis.ops.gpu import launch; launch.INSTALLED = True; print(launch.kernels())"
-    done = run_fresh(code, env={**os.environ, launch.SWITCH: value})
+    code = "from twoaxis.ops.gpu import launch; launch.INSTALLED = True; print(launch.status())"
+    done = run_fresh(code, env={**os.environ, kernels.SWITCH: value})
     assert expected in done.stdout + done.stderr
 
 
@@ -78,21 +79,21 @@ def test_a_device_that_is_too_old_is_an_error(monkeypatch: pytest.MonkeyPatch) -
 def test_rows_that_are_not_aligned_are_copied() -> None:
     numbers = torch.arange(64, dtype=torch.bfloat16)
     aligned, shifted, strided = numbers[8:16], numbers[1:9], numbers[::2]
-    assert launch.ready(aligned) is aligned
+    assert kernels.ready(aligned) is aligned
     for one in (shifted, strided):
-        copy = launch.ready(one)
+        copy = kernels.ready(one)
         assert torch.equal(copy, one) and copy.is_contiguous() and copy.data_ptr() % 16 == 0
 
 
 def test_padding_and_sets() -> None:
     one = torch.ones(1)
     assert [len(launch.padded([one] * n, one)) for n in (1, 4, 5, 9, 63)] == [4, 4, 8, 16, 64]
-    assert launch.spread([one], 0b10, [2 * one] * 3)[1] is one
-    assert launch.bits([True, False, True]) == 0b101
+    assert kernels.spread([one], 0b10, [2 * one] * 3)[1] is one
+    assert kernels.bits([True, False, True]) == 0b101
 
 
 def test_on_a_cpu_nothing_changes() -> None:
     v, r = [torch.ones(1, 2, 4), torch.zeros(1, 2, 4)], [torch.ones(1, 2)] * 2
-    with launch.without_kernels():
+    with kernels.without_kernels():
         off = depth_read(v, r, torch.ones(4))
     assert torch.equal(depth_read(v, r, torch.ones(4)), off)

@@ -1,7 +1,7 @@
 """The C kernels of operators that have none on a GPU.
 
 Letters: B batch, T position, C channels, ways or columns, k taps, S sources, N rows (tokens), D width, H heads, G kv-heads,
-K key width, n streams of m fractions, P = n m pieces of E numbers.
+K key width, F hidden width, n streams of m fractions, P = n m pieces of E numbers.
 """
 
 from collections.abc import Sequence
@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from twoaxis.ops import kernels
 from twoaxis.ops.cpu import library
-from twoaxis.ops.gpu import launch
 
 MOST_NUMBERS = 2**24
 """Of the scratch that sums over rows take."""
@@ -42,7 +42,7 @@ def causal_conv(
     result = rows[0].new_empty(B, tokens, C)
     taps, sizes = weights.transpose(1, 2).contiguous(), _conv_sizes(rows, weights, tokens, dilation)
     rows, known = library.rows(rows), _whole(documents)
-    library.call("causal_conv", rows, taps, None if bias is None else launch.ready(bias), known, result, *sizes)
+    library.call("causal_conv", rows, taps, None if bias is None else kernels.ready(bias), known, result, *sizes)
     return result
 
 
@@ -57,12 +57,12 @@ def causal_conv_backward(
 ) -> tuple[Tensor, Tensor | None, list[Tensor | None]]:
     """The gradients of the weights, the bias, and of the rows that want one."""
     S, C, k = weights.shape
-    results = [launch.empty(x) if want else None for x, want in zip(rows, wanted, strict=True)]
+    results = [kernels.empty(x) if want else None for x, want in zip(rows, wanted, strict=True)]
     taps, grad_taps = weights.transpose(1, 2).contiguous(), weights.new_empty(S, k, C)
-    grad_bias = None if bias is None else launch.empty(bias)
+    grad_bias = None if bias is None else kernels.empty(bias)
     scratch = library.scratch(S * k * C), library.scratch(C)
     sizes = _conv_sizes(rows, weights, grad.shape[1], dilation)
-    given = launch.ready(grad), library.rows(rows), taps, _whole(documents)
+    given = kernels.ready(grad), library.rows(rows), taps, _whole(documents)
     library.call("causal_conv_backward", *given, results, grad_taps, grad_bias, *scratch, *sizes)
     return grad_taps.transpose(1, 2).contiguous(), grad_bias, results
 
@@ -84,9 +84,9 @@ def grn(
     """Computes `grn`: the sums, the scores before their activation [S C N], and the inverse rms [S N], or without eps none."""
     v, S, (C, R, D) = sources[0], len(sources), weights.shape
     N = library.n_rows(v)
-    results, z = [launch.empty(v) for _ in range(C)], v.new_empty(S, C, N)
+    results, z = [kernels.empty(v) for _ in range(C)], v.new_empty(S, C, N)
     inverse = v.new_empty(0 if eps is None else S, N)
-    given = library.rows(sources), launch.ready(bias), launch.ready(weights)
+    given = library.rows(sources), kernels.ready(bias), kernels.ready(weights)
     factors = None if eps is None else inverse
     library.call("grn", *given, results, z, factors, float(eps or 0), ACTIVATIONS.index(activation), S, C, R, N, D)
     return results, z, inverse
@@ -104,9 +104,9 @@ def grn_backward(
 ) -> tuple[Tensor, Tensor, list[Tensor | None]]:
     """The gradients of bias and weights, and of the sources that want one."""
     S, (C, R, D) = len(sources), weights.shape
-    results = [launch.empty(x) if want else None for x, want in zip(sources, wanted, strict=True)]
-    grad_bias, grad_weights = launch.empty(bias), launch.empty(weights)
-    given = library.rows(grads), library.rows(sources), launch.ready(bias), launch.ready(weights)
+    results = [kernels.empty(x) if want else None for x, want in zip(sources, wanted, strict=True)]
+    grad_bias, grad_weights = kernels.empty(bias), kernels.empty(weights)
+    given = library.rows(grads), library.rows(sources), kernels.ready(bias), kernels.ready(weights)
     scratch = library.scratch(C * S * D), library.scratch(C * R * D)
     sizes = ACTIVATIONS.index(activation), S, C, R, z.shape[-1], D
     factors = inverse if len(inverse) else None
@@ -129,9 +129,9 @@ def _attention_sizes(q: Tensor, keys: Sequence[Tensor]) -> tuple[int, ...]:
 
 def depth_attention(q: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
     """Computes `depth_summary`: the mixture, the scores [S B T H], and the log totals [B T H]."""
-    mixed, scores = launch.empty(q), q.new_empty(len(keys), *q.shape[:-1])
+    mixed, scores = kernels.empty(q), q.new_empty(len(keys), *q.shape[:-1])
     log_totals = q.new_empty(q.shape[:-1])
-    given = launch.ready(q), library.rows(keys), library.rows(values)
+    given = kernels.ready(q), library.rows(keys), library.rows(values)
     library.call("depth_attention", *given, mixed, scores, log_totals, *_attention_sizes(q, keys))
     return mixed, scores, log_totals
 
@@ -146,9 +146,9 @@ def depth_attention_backward(
     log_totals: Tensor,
 ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
     """The gradients of the query, the keys and the values."""
-    grad_q, grad_keys, grad_values = launch.empty(q), [launch.empty(x) for x in keys], [launch.empty(x) for x in values]
-    given = launch.ready(q), library.rows(keys), library.rows(values)
-    arrived = launch.ready(grad), None if by_total is None else launch.ready(by_total)
+    grad_q, grad_keys, grad_values = kernels.empty(q), [kernels.empty(x) for x in keys], [kernels.empty(x) for x in values]
+    given = kernels.ready(q), library.rows(keys), library.rows(values)
+    arrived = kernels.ready(grad), None if by_total is None else kernels.ready(by_total)
     found = grad_q, grad_keys, grad_values
     library.call("depth_attention_backward", *arrived, *given, scores, log_totals, *found, *_attention_sizes(q, keys))
     return found
@@ -172,7 +172,7 @@ def hyper_read(
         The view, all weights and scores [P C N], and the inverse deviations and, if centred, means [1 or 2, P, N].
     """
     sizes = _, _, C, N, _ = _hyper_read_sizes(streams, parameters, m)
-    view, P = launch.empty(streams[0]), len(streams) * m
+    view, P = kernels.empty(streams[0]), len(streams) * m
     weights, scores = (view.new_empty(P, C, N) for _ in range(2))
     statistics = view.new_empty(1 + centred, P, N)
     made = view, weights, scores, statistics[0], statistics[1] if centred else None
@@ -194,8 +194,8 @@ def hyper_read_backward(
     view, rest, passed = grads
     static, _, maps, _ = parameters
     sizes, (P, C) = _hyper_read_sizes(streams, parameters, m), static.shape
-    results, grad_small, grad_maps = [launch.empty(x) for x in streams], static.new_empty(P + 2, C), launch.empty(maps)
-    given = launch.ready(view), launch.ready(rest), library.rows(passed), library.rows(streams), *library.rows(parameters)
+    results, grad_small, grad_maps = [kernels.empty(x) for x in streams], static.new_empty(P + 2, C), kernels.empty(maps)
+    given = kernels.ready(view), kernels.ready(rest), library.rows(passed), library.rows(streams), *library.rows(parameters)
     saved = scores, statistics[0], statistics[1] if len(statistics) > 1 else None
     scratch = library.scratch(grad_small.numel()), library.scratch(maps.numel())
     library.call("hyper_read_backward", *given, *saved, results, grad_small, grad_maps, *scratch, bounded, *sizes)
@@ -205,3 +205,67 @@ def hyper_read_backward(
 def _hyper_read_sizes(streams: Sequence[Tensor], parameters: Sequence[Tensor], m: int) -> tuple[int, int, int, int, int]:
     C, E = parameters[2].shape
     return len(streams), m, C, streams[0].numel() // max(1, m * E), E
+
+
+def silu_gate(x: Tensor) -> Tensor:
+    """Computes `silu_gate`."""
+    result = x.new_empty(*x.shape[:-1], x.shape[-1] // 2)
+    library.call("silu_gate", kernels.ready(x), result, library.n_rows(result), result.shape[-1])
+    return result
+
+
+def silu_gate_backward(grad: Tensor, x: Tensor) -> Tensor:
+    """The gradient of gate and value."""
+    result = kernels.empty(x)
+    library.call("silu_gate_backward", kernels.ready(grad), kernels.ready(x), result, library.n_rows(grad), grad.shape[-1])
+    return result
+
+
+def serves_rotation(x: Tensor, cosines: Tensor, sines: Tensor) -> bool:
+    """Whether the kernels rotate these heads by fixed angles."""
+    if x.ndim != 4:
+        return False
+    (B, T, _, K), turns = x.shape, cosines.shape
+    fits = K % 2 == 0 and turns in ((1, T, 1, K), (B, T, 1, K)) and sines.shape == turns
+    fixed = not (cosines.requires_grad or sines.requires_grad) and cosines.is_contiguous() and sines.is_contiguous()
+    return fits and fixed and library.served(x, cosines, sines)
+
+
+def rotate(x: Tensor, cosines: Tensor, sines: Tensor, backward: bool) -> Tensor:
+    """Computes `rotate`, or the gradient of what is rotated."""
+    x = kernels.materialised(x)
+    (B, T, H, K), result = x.shape, kernels.empty(x)
+    # Heads that are cut from a joint product need no copy.
+    by_sequence, by_row, by_head, by_channel = x.stride()
+    stride = by_row if T > 1 else by_sequence
+    if by_channel != 1 or (H > 1 and by_head != K) or (B > 1 and by_sequence != T * stride):
+        x, stride = x.contiguous(), H * K
+    library.call("rotate", x, cosines, sines, result, backward, B * T, H, K, stride, max(1, library.n_rows(cosines)))
+    return result
+
+
+def rms_norm(x: Tensor, gain: Tensor | None, eps: float, scale: float) -> tuple[Tensor, Tensor]:
+    """Computes `rms_norm`: the result, and the factor of each row."""
+    result, factors = kernels.empty(x), x.new_empty(*x.shape[:-1], 1)
+    given = kernels.ready(x), None if gain is None else kernels.ready(gain)
+    library.call("rms_norm", *given, result, factors, float(eps), float(scale), library.n_rows(x), x.shape[-1])
+    return result, factors
+
+
+def rms_norm_backward(
+    grad: Tensor, x: Tensor, gain: Tensor | None, factors: Tensor, scale: float
+) -> tuple[Tensor, Tensor | None]:
+    """The gradients of the input and of the gain."""
+    result, grad_gain = kernels.empty(x), None if gain is None else kernels.empty(gain)
+    given = kernels.ready(grad), kernels.ready(x), None if gain is None else kernels.ready(gain), factors
+    library.call(
+        "rms_norm_backward",
+        *given,
+        result,
+        grad_gain,
+        library.scratch(2 * x.shape[-1]),
+        float(scale),
+        library.n_rows(x),
+        x.shape[-1],
+    )
+    return result, grad_gain

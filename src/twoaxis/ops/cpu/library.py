@@ -23,7 +23,7 @@ from torch.autograd import forward_ad
 
 from twoaxis.core.errors import ConfigError, DataError
 from twoaxis.core.files import cache_folder
-from twoaxis.ops.gpu import launch
+from twoaxis.ops import kernels
 from twoaxis.ops.precision import runs_plain
 
 PARTS = 64
@@ -59,19 +59,19 @@ class _Loaded(NamedTuple):
     reason: str
 
 
-def kernels() -> str:
+def status() -> str:
     """Says whether C kernels serve tensors on a CPU, and if not, why: `on`, or `off` with the reason."""
-    if launch.INTERPRETED:
+    if kernels.INTERPRETED:
         return "off: Triton interprets its kernels"
-    if not launch.switched_on():
-        return f"off: {launch.SWITCH}=off"
+    if not kernels.switched_on():
+        return f"off: {kernels.SWITCH}=off"
     loaded = _load()
     return "on" if loaded.kernels is not None else f"off: {loaded.reason}"
 
 
 def concerned(x: Tensor) -> bool:
     """Whether such a tensor is a matter of these kernels, and not of Triton's, which also serve a CPU when interpreted."""
-    return x.device.type == "cpu" and not launch.INTERPRETED
+    return x.device.type == "cpu" and not kernels.INTERPRETED
 
 
 def served(*tensors: Tensor | None) -> bool:
@@ -79,7 +79,7 @@ def served(*tensors: Tensor | None) -> bool:
     for x in tensors:
         if x is not None and not (_is_plain(x) and x.dtype == torch.float32 and x.device.type == "cpu"):
             return False
-    if launch.INTERPRETED or not launch.switched_on() or runs_plain("fused"):
+    if kernels.INTERPRETED or not kernels.switched_on() or runs_plain("fused"):
         return False
     # What watches PyTorch's operations would miss these.
     watched = torch._C._are_functorch_transforms_active() or torch.jit.is_tracing() or forward_ad._current_level >= 0
@@ -99,7 +99,7 @@ def call(name: str, *arguments: Tensor | Sequence[Tensor | None] | float | int |
             as a subclass of tensors.
     """
     if torch.is_grad_enabled():
-        raise ConfigError(f"kernels: have no gradients of gradients; set {launch.SWITCH}=off to compute them in PyTorch")
+        raise ConfigError(f"kernels: have no gradients of gradients; set {kernels.SWITCH}=off to compute them in PyTorch")
     found = _load().kernels
     assert found is not None
     found[name](*map(_argument, arguments), torch.get_num_threads())
@@ -107,7 +107,7 @@ def call(name: str, *arguments: Tensor | Sequence[Tensor | None] | float | int |
 
 def rows(tensors: Sequence[Tensor]) -> list[Tensor]:
     """The tensors as kernels take them."""
-    return [launch.ready(x) for x in tensors]
+    return [kernels.ready(x) for x in tensors]
 
 
 def scratch(*shape: int) -> Tensor:
@@ -123,7 +123,7 @@ def n_rows(x: Tensor) -> int:
 def _argument(value: Tensor | Sequence[Tensor | None] | float | int | bool | None) -> object:
     if isinstance(value, Tensor):
         if not _is_plain(value):
-            raise ConfigError(f"kernels: got a {type(value).__name__}: must be a plain tensor; set {launch.SWITCH}=off")
+            raise ConfigError(f"kernels: got a {type(value).__name__}: must be a plain tensor; set {kernels.SWITCH}=off")
         return ctypes.c_void_p(value.data_ptr())
     if isinstance(value, bool):
         return ctypes.c_int(value)

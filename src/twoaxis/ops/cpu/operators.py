@@ -8,8 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
+from twoaxis.ops import kernels
 from twoaxis.ops.cpu import library
-from twoaxis.ops.gpu import delta_operator, depth_read_operator, launch, norm_operator, sinkhorn_operator, stream_operator
+from twoaxis.ops.gpu import delta_operator, depth_read_operator, norm_operator, sinkhorn_operator, stream_operator
 
 
 def _read(
@@ -24,8 +25,8 @@ def _read(
 ) -> tuple[Tensor, Tensor, Tensor]:
     results = depth_read_operator.fake_read(query, sources, factors, early, stream, scale, n_heads, normalised)
     D = sources[0].shape[-1]
-    stream = None if stream is None else launch.ready(stream)
-    given = library.rows(sources), launch.ready(factors), launch.ready(query), stream, scale
+    stream = None if stream is None else kernels.ready(stream)
+    given = library.rows(sources), kernels.ready(factors), kernels.ready(query), stream, scale
     sizes = len(sources), library.n_rows(sources[0]), D, n_heads
     library.call("depth_read", *given, *results, *sizes, query.ndim > 1, normalised)
     return results
@@ -55,14 +56,14 @@ def _read_backward(
     S, D, absent = len(sources), sources[0].shape[-1], [None] * len(sources)
     library.call(
         "depth_read_backward",
-        *map(launch.ready, (grad, query)),
+        *map(kernels.ready, (grad, query)),
         library.rows(sources),
-        launch.ready(factors),
+        kernels.ready(factors),
         scale,
         scores,
         log_totals,
-        launch.spread(library.rows(passed), given, absent),
-        launch.spread(results, wanted, absent),
+        kernels.spread(library.rows(passed), given, absent),
+        kernels.spread(results, wanted, absent),
         grad_query,
         grad_factors if own else None,
         grad_scale,
@@ -78,20 +79,20 @@ def _read_backward(
 
 def _inverse_rms(x: Tensor, eps: float) -> Tensor:
     factors = norm_operator.fake(x, eps)
-    library.call("inverse_rms", launch.ready(x), eps, factors, factors.numel(), x.shape[-1])
+    library.call("inverse_rms", kernels.ready(x), eps, factors, factors.numel(), x.shape[-1])
     return factors
 
 
 def _inverse_rms_backward(x: Tensor, factors: Tensor, by_factor: Tensor, passed: Tensor | None) -> Tensor:
     result = norm_operator.fake_backward(x, factors, by_factor, passed)
-    given = [None if one is None else launch.ready(one) for one in (x, factors, by_factor, passed)]
+    given = [None if one is None else kernels.ready(one) for one in (x, factors, by_factor, passed)]
     library.call("inverse_rms_backward", *given, result, factors.numel(), x.shape[-1])
     return result
 
 
 def _mixing(sources: Sequence[Tensor], update: Tensor | None, residual: Tensor | None, write: Tensor | None) -> list[Any]:
     """The arguments that both directions of a mixing begin with, behind the results' gradients."""
-    update, residual, write = (None if x is None else launch.ready(x) for x in (update, residual, write))
+    update, residual, write = (None if x is None else kernels.ready(x) for x in (update, residual, write))
     each = [x is not None and x.ndim > 2 for x in (residual, write)]
     return [library.rows(sources), update, residual, each[0], write, each[1]]
 
@@ -135,7 +136,7 @@ def _write(
     channels: Sequence[Tensor], direction: Tensor, targets: Tensor, beta: Tensor, eps: float, erases: bool
 ) -> list[Tensor]:
     results = delta_operator.fake_write(channels, direction, targets, beta, eps, erases)
-    given = map(launch.ready, (direction, targets, beta))
+    given = map(kernels.ready, (direction, targets, beta))
     library.call(
         "delta_write", library.rows(channels), results, *given, eps, erases, len(channels), beta.numel(), direction.shape[-1]
     )
@@ -152,7 +153,7 @@ def _write_backward(
     erases: bool,
 ) -> tuple[list[Tensor], Tensor, Tensor, Tensor]:
     found = results, *others = delta_operator.fake_backward(grads, channels, direction, targets, beta, eps, erases)
-    given = map(launch.ready, (direction, targets, beta))
+    given = map(kernels.ready, (direction, targets, beta))
     sizes = len(channels), beta.numel(), direction.shape[-1]
     library.call(
         "delta_write_backward", library.rows(grads), library.rows(channels), results, *given, *others, eps, erases, *sizes
@@ -166,7 +167,7 @@ STARTS = ("exp", "exp_minus_max", "softmax")
 def _sinkhorn(logits: Tensor, rounds: int, first_axis: int, start: str, start_eps: float, sum_eps: float) -> Tensor:
     options = rounds, first_axis, start, start_eps, sum_eps
     result = sinkhorn_operator.fake(logits, *options)
-    library.call("sinkhorn", launch.ready(logits), result, *_rounds(logits, *options))
+    library.call("sinkhorn", kernels.ready(logits), result, *_rounds(logits, *options))
     return result
 
 
@@ -175,7 +176,7 @@ def _sinkhorn_backward(
 ) -> Tensor:
     options = rounds, first_axis, start, start_eps, sum_eps
     result = sinkhorn_operator.fake_backward(grad, logits, *options)
-    library.call("sinkhorn_backward", launch.ready(grad), launch.ready(logits), result, *_rounds(logits, *options))
+    library.call("sinkhorn_backward", kernels.ready(grad), kernels.ready(logits), result, *_rounds(logits, *options))
     return result
 
 
@@ -189,7 +190,7 @@ def _rounds(logits: Tensor, rounds: int, first_axis: int, start: str, start_eps:
 def register() -> None:
     """Registers all of them for tensors of a CPU."""
     for name, implementation in IMPLEMENTATIONS.items():
-        launch.LIBRARY.impl(name, implementation, "CPU")
+        kernels.LIBRARY.impl(name, implementation, "CPU")
 
 
 IMPLEMENTATIONS: Mapping[str, Callable[..., Any]] = {

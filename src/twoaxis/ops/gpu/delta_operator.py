@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from twoaxis.ops import kernels
 from twoaxis.ops.cpu import library
 from twoaxis.ops.gpu import launch
 
@@ -20,10 +21,10 @@ def fake_write(
     channels: Sequence[Tensor], direction: Tensor, targets: Tensor, beta: Tensor, eps: float, erases: bool
 ) -> list[Tensor]:
     """The written channels, not computed."""
-    return [launch.empty(x) for x in channels]
+    return [kernels.empty(x) for x in channels]
 
 
-@launch.operator(
+@kernels.operator(
     "delta_write(Tensor[] channels, Tensor direction, Tensor targets, Tensor beta, float eps, bool erases) -> Tensor[]",
     fake_write,
 )
@@ -35,8 +36,8 @@ def _write(
         return results
     from twoaxis.ops.gpu.delta_kernels import delta_forward
 
-    given = map(launch.ready, (direction, targets, beta))
-    _start(delta_forward, [launch.ready(x) for x in channels], results, *given, eps=eps, erases=erases)
+    given = map(kernels.ready, (direction, targets, beta))
+    _start(delta_forward, [kernels.ready(x) for x in channels], results, *given, eps=eps, erases=erases)
     return results
 
 
@@ -57,10 +58,10 @@ def fake_backward(
     erases: bool,
 ) -> tuple[list[Tensor], Tensor, Tensor, Tensor]:
     """The gradients of a write, not computed: of the channels, the direction, the targets and the gate."""
-    return [launch.empty(x) for x in channels], launch.empty(direction), launch.empty(targets), launch.empty(beta)
+    return [kernels.empty(x) for x in channels], kernels.empty(direction), kernels.empty(targets), kernels.empty(beta)
 
 
-@launch.operator(
+@kernels.operator(
     "delta_write_backward(Tensor[] grads, Tensor[] channels, Tensor direction, Tensor targets, Tensor beta, float eps, "
     "bool erases) -> (Tensor[], Tensor, Tensor, Tensor)",
     fake_backward,
@@ -79,9 +80,9 @@ def _write_backward(
         return found
     from twoaxis.ops.gpu.delta_kernels import delta_backward
 
-    arrived = tuple(map(launch.ready, grads))
-    given = map(launch.ready, (direction, targets, beta))
-    _start(delta_backward, [launch.ready(x) for x in channels], results, arrived, *given, *others, eps=eps, erases=erases)
+    arrived = tuple(map(kernels.ready, grads))
+    given = map(kernels.ready, (direction, targets, beta))
+    _start(delta_backward, [kernels.ready(x) for x in channels], results, arrived, *given, *others, eps=eps, erases=erases)
     return found
 
 
@@ -121,4 +122,4 @@ def write(
     """Computes `delta_writes` with kernels."""
     if not torch.is_grad_enabled():
         return tuple(torch.ops.twoaxis.delta_write(list(channels), direction, targets, beta, eps, erases))
-    return _DeltaWrite.apply(direction, targets, beta, eps, erases, *launch.distinct(channels))
+    return _DeltaWrite.apply(direction, targets, beta, eps, erases, *kernels.distinct(channels))

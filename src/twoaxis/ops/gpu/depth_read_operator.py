@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from twoaxis.ops import kernels
 from twoaxis.ops.cpu import library
 from twoaxis.ops.gpu import launch
 
@@ -38,12 +39,12 @@ def fake_read(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The results of a read, not computed: the mixture, the scores and the log totals."""
     v = sources[0]
-    mixed = launch.empty(v)
+    mixed = kernels.empty(v)
     scores = torch.empty(len(sources), *v.shape[:-1], n_heads, dtype=torch.float32, device=v.device)
     return mixed, scores, torch.empty(*v.shape[:-1], n_heads, dtype=torch.float32, device=v.device)
 
 
-@launch.operator(
+@kernels.operator(
     "depth_read(Tensor query, Tensor[] sources, Tensor factors, Tensor[] early, Tensor? stream, Tensor? scale, int n_heads, "
     "bool normalised) -> (Tensor, Tensor, Tensor)",
     fake_read,
@@ -65,16 +66,16 @@ def _read(
     from twoaxis.ops.gpu.depth_read_kernels import depth_read_forward
 
     blocks = launch.read_blocks(constants["SLOTS"] * constants["LANES"], len(sources), sources[0].element_size())
-    rows = [launch.ready(v) for v in sources]
+    rows = [kernels.ready(v) for v in sources]
     launch.start(
         depth_read_forward,
         blocks,
         n_rows,
         launch.padded(rows, rows[0]),
-        launch.ready(factors),
-        launch.ready(query),
-        *(map(launch.ready, early) if early else (None, None)),
-        None if stream is None else launch.ready(stream),
+        kernels.ready(factors),
+        kernels.ready(query),
+        *(map(kernels.ready, early) if early else (None, None)),
+        None if stream is None else kernels.ready(stream),
         scale,
         mixed,
         scores,
@@ -105,14 +106,14 @@ def fake_backward(
 ) -> tuple[list[Tensor], Tensor, Tensor, Tensor, list[Tensor]]:
     """The gradients of a read, not computed: sources that want one, query, factors, scale, early read."""
     like = [v for index, v in enumerate(sources) if wanted >> index & 1]
-    results = [launch.empty(v) for v in like]
-    grad_query = launch.empty(query)
+    results = [kernels.empty(v) for v in like]
+    grad_query = kernels.empty(query)
     grad_factors = torch.empty(factors.shape if own else (0,), dtype=factors.dtype, device=factors.device)
     grad_scale = torch.empty(1, dtype=torch.float32, device=grad.device)
     return results, grad_query, grad_factors, grad_scale, [torch.empty_like(one) for one in early]
 
 
-@launch.operator(
+@kernels.operator(
     "depth_read_backward(Tensor grad, Tensor query, Tensor[] sources, Tensor factors, Tensor[] early, Tensor? scale, "
     "Tensor scores, Tensor log_totals, Tensor[] passed, int given, int wanted, bool own, bool normalised, int n_heads)"
     " -> (Tensor[], Tensor, Tensor, Tensor, Tensor[])",
@@ -147,19 +148,19 @@ def _read_backward(
     # One row for each program, whose sum is the gradient: no atomics, so it is the same in every run.
     by_program = None if query.ndim > 1 else torch.empty(programs, query.numel(), dtype=torch.float32, device=grad.device)
     scale_by_program = None if scale is None else torch.empty(programs, dtype=torch.float32, device=grad.device)
-    rows = [launch.ready(v) for v in sources]
+    rows = [kernels.ready(v) for v in sources]
     launch.start(
         depth_read_backward,
         blocks,
         n_rows,
         launch.padded(rows, rows[0]),
-        launch.padded(launch.spread(results, wanted, rows), rows[0]),
-        launch.padded(launch.spread([launch.ready(each) for each in passed], given, rows), rows[0]) if given else None,
-        launch.ready(factors),
-        launch.ready(query),
-        *(map(launch.ready, early) if early else (None, None)),
+        launch.padded(kernels.spread(results, wanted, rows), rows[0]),
+        launch.padded(kernels.spread([kernels.ready(each) for each in passed], given, rows), rows[0]) if given else None,
+        kernels.ready(factors),
+        kernels.ready(query),
+        *(map(kernels.ready, early) if early else (None, None)),
         scale,
-        launch.ready(grad),
+        kernels.ready(grad),
         scores,
         log_totals,
         grad_query if by_program is None else by_program,
@@ -220,7 +221,7 @@ class _DepthRead(torch.autograd.Function):
         arrived = [one for one, is_given in zip(passed, given, strict=True) if is_given]
         results, grad_query, grad_factors, grad_scale, grad_early = torch.ops.twoaxis.depth_read_backward(
             grad, query, sources, factors, early, scale, scores, log_totals, arrived,
-            launch.bits(given), launch.bits(wants), own, ctx.normalised, ctx.n_heads,
+            kernels.bits(given), kernels.bits(wants), own, ctx.normalised, ctx.n_heads,
         )  # fmt: skip
         grad_stream = grad if ctx.needs_input_grad[1] else None
         grad_scale = None if scale is None else grad_scale.to(scale.dtype)
@@ -274,6 +275,6 @@ def read(
         return torch.ops.twoaxis.depth_read(*given)[0], tuple(sources) if passes else ()
     flags = len(sources), n_heads, normalised, passes
     mixed, *passed = _DepthRead.apply(
-        query, stream, scale, *flags, *launch.distinct(sources), *launch.distinct(inverse_rms), *early
+        query, stream, scale, *flags, *kernels.distinct(sources), *kernels.distinct(inverse_rms), *early
     )
     return mixed, tuple(passed)

@@ -5,18 +5,15 @@ Letters: N rows (tokens), D width, H heads, S depth sources.
 
 import contextlib
 import importlib.util
-import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from twoaxis.core.errors import ConfigError, problem
-
-SWITCH = "TWOAXIS_KERNELS"
-"""Environment variable: `on` (the default) or `off`; it is read when the package is imported."""
+from twoaxis.core.errors import ConfigError
+from twoaxis.ops import kernels
 
 LEAST_CAPABILITY = (8, 0)
 """Of a device of NVIDIA: older ones have no bfloat16."""
@@ -32,57 +29,20 @@ SHARED = 2**16
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-"""Whether Triton interprets its kernels, which then serve tensors of the CPU."""
-
-KERNEL_DEVICES = ("CUDA", "CPU") if INTERPRETED else ("CUDA",)
-
-T = TypeVar("T")
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def _switched_on() -> bool:
-    chosen = os.environ.get(SWITCH, "on")
-    if chosen not in ("on", "off"):
-        raise ConfigError(problem(SWITCH, chosen, "'on' or 'off'", "change the environment variable"))
-    return chosen == "on"
-
-
-class _State:
-    """Whether kernels run; an attribute, so that `torch.compile` guards on it."""
-
-    on = _switched_on()
-
-
 INSTALLED = importlib.util.find_spec("triton") is not None
 
 
-def switched_on() -> bool:
-    """Whether kernels may run, on any device."""
-    return _State.on
-
-
-def kernels() -> str:
+def status() -> str:
     """Says whether kernels serve tensors on a GPU, and if not, why: `on`, or `off` with the reason."""
     if not INSTALLED:
         return "off: triton is not installed"
-    return "on" if _State.on else f"off: {SWITCH}=off"
-
-
-@contextlib.contextmanager
-def without_kernels() -> Iterator[None]:
-    """Runs the torch engine within the block, in all threads of this process."""
-    before, _State.on = _State.on, False
-    try:
-        yield
-    finally:
-        _State.on = before
+    return "on" if kernels.switched_on() else f"off: {kernels.SWITCH}=off"
 
 
 def served(x: Tensor) -> bool:
     """Whether kernels compute with tensors like this one: on a GPU, in 16 or 32 bits, switched on and installed."""
-    on_device = x.is_cuda or (INTERPRETED and x.device.type == "cpu")
-    return on_device and x.dtype in DTYPES and INSTALLED and _State.on
+    on_device = x.is_cuda or (kernels.INTERPRETED and x.device.type == "cpu")
+    return on_device and x.dtype in DTYPES and INSTALLED and kernels.switched_on()
 
 
 def fits(width: int, n_heads: int, n_sources: int) -> bool:
@@ -105,51 +65,9 @@ def power_of_two(n: int) -> int:
     return 1 << max(0, n - 1).bit_length()
 
 
-def empty(x: Tensor) -> Tensor:
-    """Returns a contiguous tensor of the same shape, dtype and device, for a kernel to fill."""
-    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
-
-
-def materialised(x: Tensor) -> Tensor:
-    """Returns the tensor with its numbers in memory: a gradient may be zeros without memory, or wait to be negated."""
-    return x.clone() if x._is_zerotensor() else x.resolve_neg()
-
-
-def ready(x: Tensor) -> Tensor:
-    """Returns the tensor, or a copy where it is not contiguous or its address is no multiple of 16 bytes.
-
-    Kernels take rows as they lie in memory and load 16 bytes at a time.
-    """
-    x = materialised(x)
-    if x.is_contiguous() and (INTERPRETED or x.data_ptr() % 16 == 0):
-        return x
-    return x.clone(memory_format=torch.contiguous_format)
-
-
-def distinct(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-    """The tensors; traced, each is a view of its own, since Dynamo refuses a function that is given the same tensor twice."""
-    return [x.view_as(x) for x in tensors] if torch.compiler.is_compiling() else tensors
-
-
 def padded(tensors: Sequence[Tensor], filler: Tensor) -> tuple[Tensor, ...]:
     """Returns the tensors as a tuple of 4, 8, 16, 32 or 64, so that few variants are compiled; the filler is never read."""
     return (*tensors, *(filler for _ in range(max(4, power_of_two(len(tensors))) - len(tensors))))
-
-
-def spread(tensors: Sequence[Tensor], places: int, fillers: Sequence[T]) -> list[Tensor | T]:
-    """Returns the tensors at the positions of a set, and the fillers elsewhere."""
-    found = iter(tensors)
-    return [next(found) if places >> index & 1 else filler for index, filler in enumerate(fillers)]
-
-
-def bits(chosen: Sequence[bool]) -> int:
-    """Returns a set of positions as the bits of one number.
-
-    Example:
-        >>> bits([True, False, True])
-        5
-    """
-    return sum(1 << index for index, one in enumerate(chosen) if one)
 
 
 class Blocks(NamedTuple):
@@ -282,29 +200,6 @@ def _programs(warps: int) -> int:
     return 2048 // warps
 
 
-LIBRARY = torch.library.Library("twoaxis", "FRAGMENT")
-
-
-def operator(schema: str, fake: Callable[..., Any], devices: Sequence[str] = KERNEL_DEVICES) -> Callable[[F], F]:
-    """Registers the function that it decorates as `torch.ops.twoaxis.NAME`, opaque to `torch.compile`.
-
-    Args:
-        schema: name, arguments and results in torch's notation; no result may be an argument.
-        fake: makes the results from shapes alone.
-        devices: that it serves, as torch's dispatcher calls them.
-    """
-    name = schema.partition("(")[0]
-
-    def register(implementation: F) -> F:
-        LIBRARY.define(schema)
-        for device in devices:
-            LIBRARY.impl(name, implementation, device)
-        torch.library.register_fake(f"twoaxis::{name}", fake, lib=LIBRARY)
-        return implementation
-
-    return register
-
-
 @cache
 def check_capability(index: int) -> None:
     """Rejects a device that is too old for the kernels.
@@ -316,5 +211,5 @@ def check_capability(index: int) -> None:
     if torch.version.hip is None and found < LEAST_CAPABILITY:
         raise ConfigError(
             f"kernels: {torch.cuda.get_device_name(index)} has compute capability {found[0]}.{found[1]}: must be at least "
-            f"{LEAST_CAPABILITY[0]}.{LEAST_CAPABILITY[1]}; set {SWITCH}=off"
+            f"{LEAST_CAPABILITY[0]}.{LEAST_CAPABILITY[1]}; set {kernels.SWITCH}=off"
         )

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from twoaxis.ops import kernels
 from twoaxis.ops.gpu import launch
 
 
@@ -23,30 +24,30 @@ def fake(x: Tensor, eps: float) -> Tensor:
     return torch.empty(x.shape[:-1], dtype=torch.float32, device=x.device)
 
 
-@launch.operator("inverse_rms(Tensor x, float eps) -> Tensor", fake)
+@kernels.operator("inverse_rms(Tensor x, float eps) -> Tensor", fake)
 def _inverse_rms(x: Tensor, eps: float) -> Tensor:
     factors = fake(x, eps)
     blocks, n_rows, constants = _constants(x)
     if n_rows:
         from twoaxis.ops.gpu.norm_kernels import inverse_rms_forward
 
-        launch.start(inverse_rms_forward, blocks, n_rows, launch.ready(x), factors, eps, **constants)
+        launch.start(inverse_rms_forward, blocks, n_rows, kernels.ready(x), factors, eps, **constants)
     return factors
 
 
 def fake_backward(x: Tensor, factors: Tensor, by_factor: Tensor, passed: Tensor | None) -> Tensor:
     """The gradient of the source, not computed."""
-    return launch.empty(x)
+    return kernels.empty(x)
 
 
-@launch.operator("inverse_rms_backward(Tensor x, Tensor factors, Tensor by_factor, Tensor? passed) -> Tensor", fake_backward)
+@kernels.operator("inverse_rms_backward(Tensor x, Tensor factors, Tensor by_factor, Tensor? passed) -> Tensor", fake_backward)
 def _inverse_rms_backward(x: Tensor, factors: Tensor, by_factor: Tensor, passed: Tensor | None) -> Tensor:
     result = fake_backward(x, factors, by_factor, passed)
     blocks, n_rows, constants = _constants(x)
     if n_rows:
         from twoaxis.ops.gpu.norm_kernels import inverse_rms_backward
 
-        given = (None if one is None else launch.ready(one) for one in (x, factors, by_factor, passed))
+        given = (None if one is None else kernels.ready(one) for one in (x, factors, by_factor, passed))
         launch.start(inverse_rms_backward, blocks, n_rows, *given, result, **constants)
     return result
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from twoaxis.ops import kernels
 from twoaxis.ops.cpu import library
 from twoaxis.ops.gpu import launch
 
@@ -22,14 +23,14 @@ def fake(logits: Tensor, rounds: int, first_axis: int, start: str, start_eps: fl
     return torch.empty(logits.shape, dtype=torch.float32, device=logits.device)
 
 
-@launch.operator(f"sinkhorn(Tensor logits, {OPTIONS}) -> Tensor", fake)
+@kernels.operator(f"sinkhorn(Tensor logits, {OPTIONS}) -> Tensor", fake)
 def _sinkhorn(logits: Tensor, rounds: int, first_axis: int, start: str, start_eps: float, sum_eps: float) -> Tensor:
     result = fake(logits, rounds, first_axis, start, start_eps, sum_eps)
     if logits.numel():
         from twoaxis.ops.gpu.sinkhorn_kernels import sinkhorn_forward
 
         constants, n_rows = _constants(logits, rounds, first_axis, start, start_eps, sum_eps)
-        launch.start(sinkhorn_forward, launch.sinkhorn_blocks(), n_rows, launch.ready(logits), result, **constants)
+        launch.start(sinkhorn_forward, launch.sinkhorn_blocks(), n_rows, kernels.ready(logits), result, **constants)
     return result
 
 
@@ -48,7 +49,7 @@ def fake_backward(
     return torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
 
 
-@launch.operator(f"sinkhorn_backward(Tensor grad, Tensor logits, {OPTIONS}) -> Tensor", fake_backward)
+@kernels.operator(f"sinkhorn_backward(Tensor grad, Tensor logits, {OPTIONS}) -> Tensor", fake_backward)
 def _sinkhorn_backward(
     grad: Tensor, logits: Tensor, rounds: int, first_axis: int, start: str, start_eps: float, sum_eps: float
 ) -> Tensor:
@@ -59,7 +60,7 @@ def _sinkhorn_backward(
 
         constants, n_rows = _constants(logits, *options)
         sums = torch.empty(2 * rounds, len(logits), n_rows, dtype=torch.float32, device=logits.device)
-        given = launch.ready(grad), launch.ready(logits), sums, result
+        given = kernels.ready(grad), kernels.ready(logits), sums, result
         launch.start(sinkhorn_backward, launch.sinkhorn_blocks(), n_rows, *given, **constants)
     return result
 

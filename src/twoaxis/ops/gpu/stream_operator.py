@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from twoaxis.ops import kernels
 from twoaxis.ops.cpu import library
 from twoaxis.ops.gpu import launch
 
@@ -20,7 +21,7 @@ MOST_TENSORS = 10
 
 
 def _flat(weights: Tensor | None) -> Tensor | None:
-    return None if weights is None else launch.ready(weights)
+    return None if weights is None else kernels.ready(weights)
 
 
 def _constants(source: Tensor, residual: Tensor | None, write: Tensor | None) -> tuple[dict[str, Any], int]:
@@ -32,10 +33,10 @@ def _constants(source: Tensor, residual: Tensor | None, write: Tensor | None) ->
 
 def fake_mix(sources: Sequence[Tensor], update: Tensor | None, residual: Tensor | None, write: Tensor | None) -> list[Tensor]:
     """The results of a mixing, not computed."""
-    return [launch.empty(sources[0]) for _ in range(len(sources) if residual is None else residual.shape[1])]
+    return [kernels.empty(sources[0]) for _ in range(len(sources) if residual is None else residual.shape[1])]
 
 
-@launch.operator("mix_streams(Tensor[] sources, Tensor? update, Tensor? residual, Tensor? write) -> Tensor[]", fake_mix)
+@kernels.operator("mix_streams(Tensor[] sources, Tensor? update, Tensor? residual, Tensor? write) -> Tensor[]", fake_mix)
 def _mix(sources: Sequence[Tensor], update: Tensor | None, residual: Tensor | None, write: Tensor | None) -> list[Tensor]:
     results = fake_mix(sources, update, residual, write)
     if not sources[0].numel():
@@ -44,7 +45,7 @@ def _mix(sources: Sequence[Tensor], update: Tensor | None, residual: Tensor | No
 
     constants, n_rows = _constants(sources[0], residual, write)
     blocks = launch.mix_blocks(constants["WIDTH"])
-    given = tuple(launch.ready(x) for x in sources), _flat(update), _flat(residual), _flat(write)
+    given = tuple(kernels.ready(x) for x in sources), _flat(update), _flat(residual), _flat(write)
     launch.start(mix_forward, blocks, n_rows, *given, tuple(results), **constants)
     return results
 
@@ -61,14 +62,14 @@ def fake_backward(
     """The gradients of a mixing, not computed; empty where there is none."""
     none = sources[0].new_empty(0)
     return (
-        [] if residual is None else [launch.empty(x) for x in sources],
-        none if update is None else launch.empty(update),
-        launch.empty(residual) if residual is not None and wants_residual else none.clone(),
-        launch.empty(write) if write is not None and wants_write else none.clone(),
+        [] if residual is None else [kernels.empty(x) for x in sources],
+        none if update is None else kernels.empty(update),
+        kernels.empty(residual) if residual is not None and wants_residual else none.clone(),
+        kernels.empty(write) if write is not None and wants_write else none.clone(),
     )
 
 
-@launch.operator(
+@kernels.operator(
     "mix_streams_backward(Tensor[] grads, Tensor[] sources, Tensor? update, Tensor? residual, Tensor? write, "
     "bool wants_residual, bool wants_write) -> (Tensor[], Tensor, Tensor, Tensor)",
     fake_backward,
@@ -102,11 +103,11 @@ def _mix_backward(
         mix_backward,
         blocks,
         n_rows,
-        tuple(launch.ready(x) for x in sources),
+        tuple(kernels.ready(x) for x in sources),
         _flat(update),
         _flat(residual),
         _flat(write),
-        tuple(launch.ready(g) for g in grads),
+        tuple(kernels.ready(g) for g in grads),
         tuple(results),
         None if update is None else grad_update,
         by_program[0] if wants_residual else None,
@@ -170,4 +171,4 @@ def mix(streams: Sequence[Tensor], update: Tensor | None, residual: Tensor | Non
     """Computes `mix_pieces` of whole streams with kernels."""
     if not torch.is_grad_enabled():
         return tuple(torch.ops.twoaxis.mix_streams(list(streams), update, residual, write))
-    return _MixStreams.apply(update, residual, write, *launch.distinct(streams))
+    return _MixStreams.apply(update, residual, write, *kernels.distinct(streams))

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from twoaxis.ops import kernels
 from twoaxis.ops.gpu import launch
 from twoaxis.ops.gpu.depth_read_operator import shapes
 
@@ -23,7 +24,7 @@ def _fake_early(
     return mixtures, scores, torch.empty(Q, *shape[:-1], n_heads, dtype=torch.float32, device=factors.device)
 
 
-@launch.operator(
+@kernels.operator(
     "early_read(Tensor queries, Tensor[] sources, Tensor factors, int n_heads) -> (Tensor[], Tensor, Tensor)", _fake_early
 )
 def _early(queries: Tensor, sources: Sequence[Tensor], factors: Tensor, n_heads: int) -> tuple[list[Tensor], Tensor, Tensor]:
@@ -34,8 +35,8 @@ def _early(queries: Tensor, sources: Sequence[Tensor], factors: Tensor, n_heads:
     from twoaxis.ops.gpu.two_phase_kernels import early_read_forward
 
     blocks = launch.early_blocks(constants["SLOTS"] * constants["LANES"], len(sources), sources[0].element_size())
-    rows = [launch.ready(v) for v in sources]
-    queries, factors = launch.ready(queries), launch.ready(factors)
+    rows = [kernels.ready(v) for v in sources]
+    queries, factors = kernels.ready(queries), kernels.ready(factors)
     for some in _spans(len(queries), blocks.queries):
         launch.start(
             early_read_forward,
@@ -74,12 +75,12 @@ def _fake_backward(
     n_heads: int,
 ) -> tuple[list[Tensor], Tensor, Tensor]:
     like = [v for index, v in enumerate(sources) if wanted >> index & 1]
-    results = [launch.empty(v) for v in like]
+    results = [kernels.empty(v) for v in like]
     grad_factors = torch.empty(factors.shape if own else (0,), dtype=factors.dtype, device=factors.device)
     return results, torch.empty_like(queries), grad_factors
 
 
-@launch.operator(
+@kernels.operator(
     "early_read_backward(Tensor[] grads, Tensor grad_totals, Tensor queries, Tensor[] sources, Tensor factors, Tensor scores, "
     "Tensor log_totals, Tensor[] passed, int given, int wanted, bool own, int n_heads) -> (Tensor[], Tensor, Tensor)",
     _fake_backward,
@@ -108,10 +109,10 @@ def _early_backward(
 
     blocks = launch.early_backward_blocks(constants["SLOTS"] * constants["LANES"], len(sources), sources[0].element_size())
     programs = launch.n_programs(blocks, n_rows)
-    rows = [launch.ready(v) for v in sources]
-    queries, factors, grad_totals = (launch.ready(one) for one in (queries, factors, grad_totals))
-    written = launch.padded(launch.spread(results, wanted, rows), rows[0])
-    before = launch.padded(launch.spread([launch.ready(each) for each in passed], given, rows), rows[0]) if given else None
+    rows = [kernels.ready(v) for v in sources]
+    queries, factors, grad_totals = (kernels.ready(one) for one in (queries, factors, grad_totals))
+    written = launch.padded(kernels.spread(results, wanted, rows), rows[0])
+    before = launch.padded(kernels.spread([kernels.ready(each) for each in passed], given, rows), rows[0]) if given else None
     for some in _spans(len(queries), blocks.queries):
         # One row for each program, whose sum is the gradient: no atomics, so it is the same in every run.
         by_program = torch.empty(programs, *queries[some].shape, dtype=torch.float32, device=factors.device)
@@ -125,7 +126,7 @@ def _early_backward(
             before,
             factors,
             queries[some],
-            tuple(launch.ready(grad) for grad in grads[some]),
+            tuple(kernels.ready(grad) for grad in grads[some]),
             tuple(grad_totals[some]),
             scores[some],
             log_totals[some],
@@ -166,7 +167,7 @@ class _EarlyReads(torch.autograd.Function):
         arrived = [one for one, is_given in zip(passed, given, strict=False) if is_given]
         results, grad_queries, grad_factors = torch.ops.twoaxis.early_read_backward(
             grads, grad_totals, queries, sources, factors, scores, log_totals, arrived,
-            launch.bits(given), launch.bits(wants), own, ctx.n_heads,
+            kernels.bits(given), kernels.bits(wants), own, ctx.n_heads,
         )  # fmt: skip
         found = iter(results)
         grad_sources = (next(found) if want else None for want in wants)
@@ -186,5 +187,5 @@ def early_reads(
         mixtures, _, log_totals = torch.ops.twoaxis.early_read(*given)
         return tuple(mixtures), log_totals, tuple(sources) if passes else ()
     Q, n = len(queries), len(sources)
-    found = _EarlyReads.apply(queries, n, n_heads, passes, *launch.distinct(sources), *launch.distinct(inverse_rms))
+    found = _EarlyReads.apply(queries, n, n_heads, passes, *kernels.distinct(sources), *kernels.distinct(inverse_rms))
     return found[:Q], found[Q], found[Q + 1 :]

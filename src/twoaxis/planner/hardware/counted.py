@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 
 from twoaxis.core.measure import Operation, Operations
-from twoaxis.ops.gpu.launch import without_kernels
+from twoaxis.ops.kernels import without_kernels
 from twoaxis.planner.formulas.roofline import Data, harmonic_size, operator
 
 FUNCTION_FLOPS = 20.0
