@@ -136,7 +136,7 @@ def test_it_reads_at_80_columns(terminal: None, monkeypatch: pytest.MonkeyPatch,
     assert main(["list", "--design"]) == 0
     out = capsys.readouterr().out
     assert max(map(len, out.splitlines())) <= 80
-    assert "section 2.2: Depth ShortSWA." in out and "1 for the model" in out and "no valid study" in out
+    assert "section 2.2: Depth ShortSWA." in out and "1 for the model" in out and "none of this form" in out
     text = " ".join(out.split())
     assert "\N{MINUS SIGN}0.500" in text and "n = 2" in text
 

@@ -76,9 +76,9 @@ def _findings(data: Mapping[str, Any]) -> list[str]:
         "once by many tensor-parallel ranks, each of which runs the whole depth operation: full AttnRes costs "
         + _list(_percent(pick(rows, "AttnRes full", shape, SHORT)["serving"]["generation"]) for shape in SHAPES)
         + " (8, 32 and 64 sequences on 1, 8 and 8 ranks).",
-        "* **A sparse read is not a small state.** DenseFormer 4x5 reads one fifth of a quarter, and still everything behind a "
-        f"boundary may be read later: at 1T it sends {_states(data, pick(rows, 'DenseFormer 4x5', LARGE, SHORT), 'cached')} "
-        "hidden states.",
+        "* **A sparse read is not a small state.** DenseFormer 4x5 sums after every fifth block, and then one output in "
+        "four; still, what is behind a boundary may be read later: at 1T it sends "
+        f"{_states(data, pick(rows, 'DenseFormer 4x5', LARGE, SHORT), 'cached')} hidden states.",
         "* **All of this is with fused kernels.** With one kernel for each operation of PyTorch mHC takes "
         f"{_percent(eager['overhead'])} more at 7B and 8k in place of {_percent(fused['overhead'])}.\n",
         _image("training", "Percent that a training step takes longer, by method and case"),
@@ -261,7 +261,7 @@ def _axes(data: Mapping[str, Any]) -> list[str]:
         *_table(columns, table),
         "With equal heads, windows and numbers of reads the two operators compute the same within "
         f"{abs(sequence['flops'] / depth['flops'] - 1):.1%} and move the same within "
-        f"{abs(sequence['traffic_bytes'] / depth['traffic_bytes'] - 1):.0%}. The depth read has one set of matrices for all "
+        f"{abs(sequence['traffic_bytes'] / depth['traffic_bytes'] - 1):.1%}. The depth read has one set of matrices for all "
         f"depths, as a sequence read has one for all positions: {depth['params'] / 1e6:,.0f} M parameters in the model, where "
         f"a sequence read in each block comes to {sequence['params'] / 1e6:,.0f} M. Their state lies across different cuts. A "
         f"cut along depth, between pipeline stages, asks the depth read for {_bytes(depth['naive_bytes'])} more for every "
@@ -280,7 +280,7 @@ def _published(data: Mapping[str, Any]) -> list[str]:
     rows = data["rows"]
     table = [
         (
-            "AttnRes blocks, training with a pipeline (arXiv:2603.15031)",
+            "AttnRes blocks, two-phase, training with a pipeline (arXiv:2603.15031)",
             "below 4 %",
             _series(rows, BLOCKS, SHORT) + " at 7B, 70B, 1T",
         ),

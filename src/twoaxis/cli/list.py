@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from twoaxis.planner.design_table import MethodRow
     from twoaxis.planner.evidence import PairVerdict
 
-NO_STUDY = "no valid study"
+NO_STUDY = "none of this form"
 
 COSTS = ("parameters", "FLOPs", "saved", "sent")
 """Columns; all but parameters are per token."""

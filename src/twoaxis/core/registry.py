@@ -103,7 +103,7 @@ class Row(Generic[C]):
         summary: one line.
         examples: the variants for tests, docs and benchmarks, by name, as keyword arguments.
         status: `core` for methods with published equations, else `contrib`.
-        certified: the examples whose operator equals unmodified public code in outputs and all gradients, each with the golden
+        certified: the examples whose operator equals public code in outputs and all gradients, each with the golden
             tensors in tests/parity that prove it and name that code. Other examples are reconstructed: from text, from code
             that was changed or copied by hand, or with an additional option.
         at_scale: the forms that plans compare, by the name they have there: options, or a function that chooses them for the

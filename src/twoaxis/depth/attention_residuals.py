@@ -50,11 +50,11 @@ class AttentionResidualsConfig(DepthConfig):
     Shapes:   state ((S times [B T D]), (S times [B T]), with a key_rank S times [B T R], and within a block of the two-phase
               schedule its early reads); update [B T D+R] -> state; scores and softmax in float32
     Init:     UP_TO_NORM: zero queries make every read the mean of the sources, which the next norm rescales to the sum;
-              EXACT with mixture="sum"; NONE with source_prior="log_count" on uneven or longer blocks, which is a weighted mean,
-              and NONE for inkling2: a mean of normalised sources is not along their sum
-    Cost:     params 2*D per read (sublayers 1..G-1 and the final one), D for inkling2, R with a key_rank and R*D once; with
-              query="token" D*D (R*R) more; flops 4*D per source and token, 2*D once per source, D per sum, thrice where q, k
-              and v are read apart; state S*(D+1) numbers per token with S = 1 + ceil(g / block_size), and R per key
+              EXACT with mixture="sum"; NONE with source_prior="log_count" on uneven or longer blocks, a weighted mean, and for
+              inkling2: a mean of normalised sources is not along their sum
+    Cost:     params 2*D per read (sublayers 1..G-1 and the final one), D for inkling2, with a key_rank R, R*D once and R rows
+              of each sublayer's output matrix; query="token" D*D (R*R) more; flops 4*D per source and token, 2*D per source,
+              D per sum, thrice if q, k and v are read apart; state S*(D+1) per token, S = 1 + ceil(g / block_size), R per key
     Published: validation loss 1.737 (full) and 1.746 (blocks of 4) against 1.766 at 436M, arXiv:2603.15031, table 4
 
     Args:

@@ -37,8 +37,8 @@ class DepthValueMixingConfig(DepthConfig):
     Init:     NONE: the values of earlier layers start with a weight of their own; EXACT with a blend or weights="off"
     Cost:     params 0, 1 per layer with a blend; flops 4*G*K per source and token, H*K for the mean; state D + 2*G*K numbers
               per token and layer that is still read (uniform: G*K, which takes as long, so that it is a control of weights)
-    Published: 1.5B perplexity 7.77 (plain 8.17), 3B 7.27 (7.55); at 500M a loss of -0.0233 to plain, of which uniform weights
-              give -0.0195 (arXiv:2606.05014): compare with them
+    Published: 1.5B perplexity 7.77 (plain 8.17), 3B 7.27 (7.55); at 500M the loss is 0.0233 below plain, of which uniform
+              weights give 0.0195 (arXiv:2606.05014): compare with them
 
     Args:
         stride: a layer reads the earlier ones whose number in the chain is a multiple of this; 1 reads all. Released models

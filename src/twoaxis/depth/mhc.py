@@ -40,24 +40,25 @@ class MHCConfig(DepthConfig):
               learned read-out: h = sum_j w_j S_j, w = sigmoid(scale * z + base) + read_eps
     Source:   mHC, arXiv:2512.24880, eq. 7-9; transformers 5.24 models/deepseek_v4, glm5_next and hy_v4; lucidrains/
               hyper-connections 0.4.11 (v1 and v2 are the same mathematics); DeepSeek-V4.1, arXiv:2609.19969, eq. 6, and
-              transformers at 0a2080b models/deepseek_v41; DepthBench at 8cc2fd7; the residuals in `ops.stream_matrices`
+              transformers at 0a2080b models/deepseek_v41; DepthBench at 8cc2fd7; residuals of arXiv:2601.05732 (mHC-lite),
+              2601.21579 (KromHC), 2603.20896 (sHC) and 2609.02672 (oHC)
     Deviates: R is [source j, destination i], as in the comb of DeepSeek, whose transpose is applied to the streams; the paper's
-              H_res is the transpose, H_res = R^T, and S' = H_res S. The paper does not publish its read-out: `sum`. It gives
-              the scales 0.01 and no other initial value: `preserving` is ours. Decay is not published: here fn alone.
-              lucidrains, mHC-lite, KromHC and sHC divide by the norm of a row, here by its rms with an eps of 1e-20; the gain
-              of the last three on the columns of fn is folded into fn. Softmaxes and `orthogonal` are reconstructions
+              H_res = R^T, and S' = H_res S. The paper does not publish its read-out: `sum`. It gives the scales 0.01 and no
+              other initial value: `preserving` is ours. Decay is not published: here fn alone. lucidrains, mHC-lite, KromHC
+              and sHC divide by the norm of a row, here by its rms with an eps of 1e-20; the gain of the last three on the
+              columns of fn is folded into fn. Softmaxes and `orthogonal` are reconstructions
     Shapes:   state n times [B T D], delayed also the next a [B T n] in float32; update [B T D] -> state; scores, rounds and
               weights in float32, streams rounded once. joint: fn [n*(n+2), n*D] in DeepSeek's order, rows a (n), b (n), R (n*n,
               row-major [source, destination]), columns stream-major; base as the rows; scale [3] of (a, b, R). per_stream:
               fn [n+2, D], rows a, b, R (n destinations), base [n, n+2] in the same columns. R has no rows for `identity`, n!
               for `permutations`, 2 log2(n) for `kronecker`, 8 for `orthogonal` and (n-1)^2 in 3 scales for `spectral`
     Init:     UP_TO_NORM with `preserving` and `depthbench` and no eps on the weights: fn 0, scale 0.01, b = 1, R nearly the
-              identity, and sublayer g prefers stream g mod n (0.7 of its read), so that the streams diverge in training. NONE
-              with other inits. R of the first sublayer, whose streams are equal, and of the last one before a sum or
-              mean cannot matter (up to convergence and eps): its rows of fn, base and scale get no gradient there
+              identity; sublayer g prefers stream g mod n (0.7 of its read, `depthbench` nearly all), so that they diverge. NONE
+              with others. R of the first sublayer, whose streams are equal, and of the last one before a sum or mean cannot
+              matter (up to convergence and eps): its rows of fn, base and scale get no gradient there
     Cost:     params n*(n + 2)*(n*D + 1) + 3 per sublayer (per_stream: (n + 2)*(D + n) + 3 + D), learned read-out n*n*D + n + 1;
-              flops 2*n*(n + 2)*D per token and sublayer for the streams, joint scores 2*n^2*(n + 2)*D, and 4*n^2*rounds;
-              state n*D numbers per token, delayed n*(D + 1); nothing carried from token to token
+              flops 2*n*(n + 3)*D per token and sublayer for the streams and their norm, joint scores 2*n^2*(n + 2)*D, and
+              4*n^2*rounds; state n*D numbers per token, delayed n*(D + 1)
     Published: 27B mixture of experts, arXiv:2512.24880: loss 0.021 below plain; BBH 51.0 (plain 43.8), MMLU 63.4 (59.0)
 
     Args:
@@ -208,9 +209,8 @@ class MHC(StreamsMixer, config=MHCConfig):
         self.scale = self.parameter("scale", (len(self.groups),), scale, "gate", stacked=stacked)
         if not joint:
             self.gain = self.parameter("gain", (site.d_model,), Constant(1.0), "norm")
-        self.angle_bounds = None
-        if self.matrix.turns:
-            self.angle_bounds = self.parameter("angle_bounds", (2,), Constant(1.0), "gate", stacked=1)
+        turns = self.matrix.turns
+        self.angle_bounds = self.parameter("angle_bounds", (2,), Constant(1.0), "gate", stacked=1) if turns else None
 
     def read(self, state: State, layout: Layout = None, cache: Any = None) -> tuple[Stream, Mixing, Any]:
         """Returns the weighted sum of the streams, and the streams and weights for the write."""

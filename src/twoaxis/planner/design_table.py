@@ -79,7 +79,7 @@ class MethodRow:
 
 
 def design_table(kept: tuple[KeptReport, ...] | None = None) -> tuple[MethodRow, ...]:
-    """Every method of the depth axis and every local mixer of the sequence axis; the control comes first.
+    """Every method of the depth axis, and those of the sequence axis that a plan names; the control comes first.
 
     Args:
         kept: reports of studies; None takes those that ship with the package.

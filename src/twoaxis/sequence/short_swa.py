@@ -19,9 +19,9 @@ class ShortSWAConfig(HeadsConfig):
     Source:   Residual Stream Duality in Modern Transformer Architectures, arXiv:2603.16039, section 2.4 and Algorithm 1
     Deviates: the note leaves heads, kv-heads, RoPE, window and init open; defaults here are 4 heads, 1 kv-head, RoPE on
               absolute positions, window 128 (the chunk size that its author's companion text Rethinking-SWA names). The output
-              starts at the scale of attention's, 1 / sqrt(2 n_layers) of a plain matrix, though a block with a ShortSWA writes
-              three times: so the shared parameters of models with and without it start alike. 1 / sqrt(3 n_layers) would keep
-              the spread of the stream of two writes
+              starts at the scale of attention's, 1 / sqrt(2 n_layers) of a plain matrix, so that models with and without it
+              share initial values. A block then writes three times, so the stream spreads more; 1 / sqrt(3 n_layers) would
+              prevent that
     Shapes:   context [B T D] -> update [B T D]; softmax and rotations in float32 (float64 for float64)
     Init:     EXACT with output_init="zero" (W_o = 0 adds nothing and still trains), NONE with "scaled";
               W_q, W_k, W_v ~ N(0, 0.25/D), W_o ~ N(0, 0.25/(H K 2 n_layers)) or zero, as in attention
