@@ -128,8 +128,8 @@ def _page(name: str, data: ReportData) -> str:
         lines += [f"Timing: {escaped(data.timing.sentence)}.\n"]
     if data.contrasts:
         lines += ["## Arm against arm\n", *table(CONTRAST_COLUMNS, contrast_rows(data))]
-        asked = (f"* {one.arm} against {one.against}: {one.why}" for one in data.contrasts if one.why)
-        lines += [*map(escaped, dict.fromkeys(asked)), ""]
+        asked = (f"{one.arm} against {one.against}: {one.why}" for one in data.contrasts if one.why)
+        lines += [*(f"* {escaped(each)}" for each in dict.fromkeys(asked)), ""]
     lines += _learning_rates(data)
     lines += ["## How it was decided\n", escaped(data.decision_rule) + "\n", escaped(data.pairing.sentence) + "\n"]
     lines += [escaped(f"{by}: {curve.sentence}") + "\n" for by, curve in data.curves.items()]
