@@ -2,7 +2,7 @@
 
 A piece is scored by its normalised product with each of the maps [C E], z = r map . x; r is its inverse deviation or, without
 `centred`, its inverse rms, and maps that meet a centred piece have no mean. Column c of its weights is
-static[c] + scale[c] act(z + offset[c]), and the first m columns weight the piece in the fractions of the view. */
+base[c] + scale[c] act(z + offset[c]), and the first m columns weight the piece in the fractions of the view. */
 #include "elementary.h"
 
 /* Pieces of row n, in order. */
@@ -35,7 +35,7 @@ INLINE float mean_square(const float *x, float mean, whole E) {
 
 /* Results: the view [N m E], all weights and the scores z [P C N], r [P N], and the means [P N] if `centred`. */
 void hyper_read(
-    rows_in streams, const float *statics, const float *scale, const float *maps, const float *offset, float *view,
+    rows_in streams, const float *base, const float *scale, const float *maps, const float *offset, float *view,
     float *weights, float *scores, float *inverse, float *means, float eps, float smallest, int centred, int bounded, whole n_streams,
     whole m, whole C, whole N, whole E, int threads) {
     const whole P = n_streams * m;
@@ -56,7 +56,7 @@ void hyper_read(
             for (whole c = 0; c < C; c++) z[c] *= factor;
             changes_of(changes, z, offset, bounded, C);
             for (whole c = 0; c < C; c++) {
-                const float weight = statics[j * C + c] + scale[c] * changes[c];
+                const float weight = base[j * C + c] + scale[c] * changes[c];
                 scores[(j * C + c) * N + n] = z[c];
                 weights[(j * C + c) * N + n] = weight;
                 if (c < m) reads[j * m + c] = weight;
@@ -69,7 +69,7 @@ void hyper_read(
 /* Gradients of all arguments, from that of the view, those of the other columns [P C-m N], and those of later users of the
    streams. Scratch: the sums over the rows of each part, small_parts [PARTS P+2 C] and map_parts [PARTS C E]. */
 void hyper_read_backward(
-    const float *grad_view, const float *grad_rest, rows_in passed, rows_in streams, const float *statics, const float *scale,
+    const float *grad_view, const float *grad_rest, rows_in passed, rows_in streams, const float *base, const float *scale,
     const float *maps, const float *offset, const float *scores, const float *inverse, const float *means, rows_out results,
     float *grad_small, float *grad_maps, float *small_parts, float *map_parts, int bounded, whole n_streams, whole m,
     whole C, whole N, whole E, int threads) {
@@ -102,7 +102,7 @@ void hyper_read_backward(
                     along[j] -= by_score * z[c] * factor * factor / E;
                     by_map[j * C + c] = factors[(m + c) * P + j] = by_score * factor;
                 }
-                for (whole r = 0; r < m; r++) factors[r * P + j] = statics[j * C + r] + scale[r] * changes[r];
+                for (whole r = 0; r < m; r++) factors[r * P + j] = base[j * C + r] + scale[r] * changes[r];
                 to[j] = results[j / m] + (n * m + j % m) * E;
             }
             add_weighted_sums(by_maps, C, by_map, pieces, P, 0, E);
