@@ -50,8 +50,8 @@ def fastest_over_ours(what: str, ours: Timing, others: Sequence[Timing], limit: 
         return []
     best = min(others, key=lambda timing: timing.ratio)
     spread = best.lowest, best.highest
-    times = _ms(best.first_seconds), f"{best.name} {_ms(best.seconds)}"
-    return [Bound(what, best.ratio, limit, "at least", spread=spread, ours=times[0], other=times[1])]
+    other = f"{best.name} {_ms(best.seconds)}"
+    return [Bound(what, best.ratio, limit, "at least", spread=spread, ours=_ms(best.first_seconds), other=other)]
 
 
 def _ms(seconds: float) -> str:

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from twoaxis import DEPTH, Decoder
 from twoaxis.core.measure import distance, gradients
-from twoaxis.ops import kernels
 from twoaxis.ops.gpu import delta_operator, depth_read_operator, sinkhorn_operator, stream_operator, two_phase_operator
 from twoaxis.testing.toy import toy_decoder, toy_tokens
 
@@ -49,11 +48,8 @@ def test_a_model_is_the_same_with_kernels(kind: str, example: str, monkeypatch: 
             lambda *given, right=right, called=called, **named: (calls.append(called), right(*given, **named))[1],
         )
     want = loss_and_gradients(toy_decoder(config))
-    with kernels.without_kernels():
-        plain = loss_and_gradients(toy_decoder(config, dtype=torch.float32))
     assert not calls
     got = loss_and_gradients(toy_decoder(config, dtype=torch.float32))
     assert set(calls) == set(EXAMPLES[kind][example])
-    for ours, rounded, exact in zip(got, plain, want, strict=True):
-        # Logits of one example are ill-conditioned: on some processors plain float32 is off by a third of the bound.
-        assert distance(ours, exact) <= max(LARGEST * max(float(exact.abs().max()), 1e-3), 4 * distance(rounded, exact))
+    for ours, exact in zip(got, want, strict=True):
+        assert distance(ours, exact) <= LARGEST * max(float(exact.abs().max()), 1e-3)

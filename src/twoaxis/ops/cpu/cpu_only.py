@@ -258,14 +258,6 @@ def rms_norm_backward(
     """The gradients of the input and of the gain."""
     result, grad_gain = kernels.empty(x), None if gain is None else kernels.empty(gain)
     given = kernels.ready(grad), kernels.ready(x), None if gain is None else kernels.ready(gain), factors
-    library.call(
-        "rms_norm_backward",
-        *given,
-        result,
-        grad_gain,
-        library.scratch(2 * x.shape[-1]),
-        float(scale),
-        library.n_rows(x),
-        x.shape[-1],
-    )
+    scratch, sizes = library.scratch(2 * x.shape[-1]), (library.n_rows(x), x.shape[-1])
+    library.call("rms_norm_backward", *given, result, grad_gain, scratch, float(scale), *sizes)
     return result, grad_gain
