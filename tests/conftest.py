@@ -18,10 +18,13 @@ import torch
 from hypothesis import settings
 from hypothesis.internal.conjecture import providers
 
-from .shape_checks import checked_if_of_shapes
+from .shape_checks import checked_if_of_shapes, look
 
 CHECKED_PACKAGES = ["core", "ops", "depth", "sequence", "feed_forward", "local", "model"]
-PARITY = Path(__file__).with_name("parity").resolve()
+TESTS = Path(__file__).parent.resolve()
+PARITY = TESTS / "parity"
+# These reach mixers through what other rooms test, where shapes are looked at.
+UNCHECKED = ("audit", "checkpoints", "claims", "cli", "data", "distributed", "faults", "ledger", "planner", "study", "train")
 # A session of tests that compile collects nothing else.
 COMPILING = (
     "conformance",
@@ -37,7 +40,7 @@ INTERPRETING = ("ops/gpu",)
 OWN_SESSIONS = {"compile": COMPILING, "interpret": INTERPRETING}
 # What would else run on its own at the end.
 LONGEST = ("test_kill", "test_ray", "test_sharded", "test_faults", "test_docs", "test_published")
-QUARANTINE = Path(__file__).with_name("QUARANTINE.md")
+QUARANTINE = TESTS / "QUARANTINE.md"
 
 # An int is a float here, as for every type checker; `Self` can only be judged with the whole class at hand.
 TYPE_CHECKER = """beartype.beartype(conf=beartype.BeartypeConf(
@@ -59,7 +62,27 @@ providers._get_local_constants = lambda: providers._local_constants
 def fixed_seeds() -> None:
     random.seed(0)
     numpy.random.seed(0)
-    torch.manual_seed(0)
+    # Not `torch.manual_seed`, which notes a stack trace for each kind of device that is not there.
+    torch.default_generator.manual_seed(0)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def kernels() -> Path:
+    """Where the kernels of a CPU are, loaded before any test looks elsewhere for them."""
+    from twoaxis.core.files import cache_folder
+    from twoaxis.ops.cpu import library
+
+    library.status()
+    return cache_folder() / "kernels"
+
+
+@pytest.fixture
+def new_cache(kernels: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache folder of one test, but for the kernels, which are compiled once."""
+    cache = tmp_path_factory.mktemp("cache")
+    (cache / "kernels").symlink_to(kernels)
+    monkeypatch.setenv("TWOAXIS_CACHE", str(cache))
+    return cache
 
 
 @pytest.fixture
@@ -84,7 +107,7 @@ def _own_session(config: pytest.Config) -> str | None:
 
 
 def _may_hold(path: Path, marker: str) -> bool:
-    return any(path.is_relative_to(Path(__file__).parent / place) for place in OWN_SESSIONS[marker])
+    return any(path.is_relative_to(TESTS / place) for place in OWN_SESSIONS[marker])
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -219,6 +242,12 @@ def _refuse_silent_skip(report: pytest.TestReport | pytest.CollectReport) -> Non
         report.outcome = "failed"
         vars(report).pop("wasxfail", None)
         report.longrepr = f"{report.nodeid}: not run or expected to fail, without a row in QUARANTINE.md: {report.longrepr}"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Looks at shapes only where operators, mixers and models are tested."""
+    look(not item.path.is_relative_to(TESTS) or item.path.relative_to(TESTS).parts[0] not in UNCHECKED)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -6,5 +6,5 @@ import pytest
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TWOAXIS_CACHE", str(tmp_path / "cache"))
+def cache(new_cache: Path) -> None:
+    del new_cache

@@ -15,7 +15,7 @@ EVERY = os.environ.get("CONFORMANCE") == "every"
 
 
 def cases(table: Iterable[Row[Any]], checks: Sequence[Check]) -> list[Any]:
-    """Every check on the first example of each mixer, and every sixth one on the others, in turn.
+    """Every check on the first example of each mixer, and every twelfth one on the others, in turn.
 
     `tests/distributed` runs the checks that need two ranks, with one pair of processes.
     """
@@ -24,5 +24,5 @@ def cases(table: Iterable[Row[Any]], checks: Sequence[Check]) -> list[Any]:
         for row in table
         for index, example in enumerate(row.examples)
         for number, check in enumerate(checks)
-        if check not in ON_TWO_RANKS and (index == 0 or (not check.slow and (EVERY or (index + number) % 6 == 0)))
+        if check not in ON_TWO_RANKS and (index == 0 or (not check.slow and (EVERY or (index + number) % 12 == 0)))
     ]

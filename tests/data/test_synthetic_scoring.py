@@ -91,8 +91,7 @@ def test_accuracy_is_the_part_of_answers_that_are_the_most_likely_token(tmp_path
     assert evaluate(token_loss.evaluate, batches, data).accuracy is None
 
 
-def test_a_run_records_its_accuracy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TWOAXIS_CACHE", str(tmp_path / "cache"))
+def test_a_run_records_its_accuracy(tmp_path: Path) -> None:
     result = train(recipe({"kind": "mqar", "n_train": 40, "n_validation": 20}), tmp_path / "run")
     records = read_metrics(tmp_path / "run" / "metrics.jsonl")
     assert [record.validation_accuracy is not None for record in records] == [False, True, False, True]
@@ -100,8 +99,7 @@ def test_a_run_records_its_accuracy(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert result.target_tokens == 4 * 8 * 4
 
 
-def test_a_run_on_text_has_no_accuracy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TWOAXIS_CACHE", str(tmp_path / "cache"))
+def test_a_run_on_text_has_no_accuracy(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("a=b and c=d\n" * 200)
     result = train(recipe(str(tmp_path / "text.txt")), tmp_path / "run")
     assert result.validation_accuracy is None

@@ -59,13 +59,10 @@ def test_a_model_with_the_right_operator_solves_it(
     steps: int,
     lr: float,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("TWOAXIS_CACHE", str(tmp_path / "cache"))
     assert accuracy(task, blocks, n_layers, rows, steps, lr, tmp_path / "run") > 0.95
 
 
-def test_one_attention_alone_does_not_solve_two_local_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TWOAXIS_CACHE", str(tmp_path / "cache"))
+def test_one_attention_alone_does_not_solve_two_local_steps(tmp_path: Path) -> None:
     blocks = [[{"kind": "attention", "n_heads": 2}, "swiglu"]]
     assert accuracy(SWITCHING, blocks, 1, 64, 200, 1e-2, tmp_path / "run") < 0.6

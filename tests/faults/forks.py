@@ -24,6 +24,7 @@ def load() -> Callable[[Sequence[str]], int]:
     import twoaxis.checkpoints.retrofit
     import twoaxis.cli.audit
     import twoaxis.interop.evaluate
+    import twoaxis.ops.cpu.library
     import twoaxis.planner.hardware.calibrate
     import twoaxis.planner.model_plan
     import twoaxis.planner.page.document
@@ -37,6 +38,8 @@ def load() -> Callable[[Sequence[str]], int]:
 
     if importlib.util.find_spec("transformers"):
         import twoaxis.interop.hugging_face
+    # Else every fork compiles the kernels for a cache folder of its own.
+    twoaxis.ops.cpu.library.status()
     # What takes long and writes nothing: measurements, figures, and the computation of a page.
     calibrate = twoaxis.planner.hardware.calibrate
     device = calibrate.Calibration(read_device("h100"), "bf16", (), ())

@@ -21,8 +21,8 @@ def made_up_text(words: int, seed: int = 0) -> str:
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TWOAXIS_CACHE", str(tmp_path / "cache"))
+def cache(new_cache: Path) -> None:
+    del new_cache
 
 
 @pytest.fixture

@@ -30,8 +30,11 @@ import torch._dynamo
 from safetensors.torch import load_file
 
 import twoaxis.cli.train
+from twoaxis.core.files import cache_folder
+from twoaxis.ops.cpu import library
 from twoaxis.train import StepRecord, read_metrics
 
+KERNELS = cache_folder() / "kernels"
 COLUMNS = ("kills", "SIGKILL", "SIGTERM", "while writing", "in a step", "at any moment", "left a draft", "complete", "wrong")
 
 
@@ -131,7 +134,9 @@ class Case:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.seconds = folder, 0.0
-        folder.mkdir()
+        (folder / "cache").mkdir(parents=True)
+        # Compiled before the first case.
+        (folder / "cache" / "kernels").symlink_to(KERNELS)
         self.prepare()
 
     def prepare(self) -> None:
@@ -397,6 +402,7 @@ def main() -> int:
     arguments = parser.parse_args()
     if unknown := set(arguments.verbs) - CASES.keys():
         parser.error(f"unknown verb {unknown.pop()!r}; choose from {', '.join(CASES)}")
+    library.status()
     table, bad = [], list[str]()
     with tempfile.TemporaryDirectory() as name:
         for verb in arguments.verbs or ["train"]:

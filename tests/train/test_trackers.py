@@ -6,6 +6,7 @@ import select
 import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from importlib import import_module
@@ -420,17 +421,19 @@ if find_spec("wandb"):
         terminal, inside = pty.openpty()
         process = subprocess.Popen(command, cwd=tmp_path, env=environment(tmp_path), stdin=inside, stdout=inside, stderr=inside)
         os.close(inside)
+        ends = time.monotonic() + 100
         printed = b""
         try:
-            # The terminal holds the few lines that are expected until they are read.
-            status = process.wait(timeout=100)
-            while select.select([terminal], [], [], 0)[0]:
-                printed += os.read(terminal, 4096)
+            # A terminal that nobody reads makes a process wait that writes to it.
+            while time.monotonic() < ends:
+                if select.select([terminal], [], [], 0.1)[0]:
+                    printed += os.read(terminal, 4096)
         except OSError:
             # How a terminal says that nobody writes to it any more.
-            pass
+            process.wait(10)
         finally:
             process.kill()
+            status = process.wait()
             os.close(terminal)
         assert status == 2, printed
         last = printed.decode().splitlines()[-1]

@@ -116,8 +116,11 @@ class RichProgress(Progress):
         self._pace, self._stage = Pace(0, 1, 1), StagePace()
 
     def preparing(self, stage: str, done: int, total: int) -> None:
-        """Draws the progress of the preparation."""
+        """Draws the progress of the preparation, until a stage has ended."""
         self._draw(stage, done, total, self._stage.words(stage, done, total))
+        if done >= total and self._task is not None:
+            self._bar.remove_task(self._task)
+            self._task = None
 
     def start(self, step: int, steps: int, tokens_per_step: int) -> None:
         """Draws the bar of the steps."""

@@ -11,6 +11,7 @@ from torch import Tensor
 from twoaxis.core.errors import DataError
 from twoaxis.core.files import remove_drafts
 from twoaxis.data import Batch, PackedSampler, PreparedData, prepare, validation_batches
+from twoaxis.ops.cpu import library
 from twoaxis.train.checkpoint import BackgroundWriter, remove_old, set_aside_newer
 from twoaxis.train.environment import PeakMemory, changed_environment, code_sha256, describe_environment
 from twoaxis.train.metrics import MetricsLog, UnwrittenMetrics
@@ -259,6 +260,8 @@ class Trainer:
             if (last := one.value(self.config.steps - 1)) != one.stop:
                 takes = f"takes {one.begin + one.steps + 1} steps to reach {one.stop:g}, and the run has {self.config.steps}"
                 self.progress.note(f"anneal pattern {one.pattern!r}: {takes}; the last value is {last:g}")
+        if self.token_loss.device.type == "cpu" and library.compiles_first():
+            self.progress.note("compiles kernels for this processor, once")
         environment = describe_environment(self.token_loss.device, self.token_loss.dtype, self.ranks.count)
         self.folder.write_once("env", environment)
         changes = changed_environment(self.folder.read("env"), environment)

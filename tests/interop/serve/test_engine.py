@@ -1,6 +1,5 @@
 """The engine: every answer is that of a single request, whoever comes, goes, fails or leaves meanwhile."""
 
-import logging
 import threading
 from typing import Any
 
@@ -175,9 +174,7 @@ def test_arrivals_with_free_batch_slots_do_not_wait(model: Decoder) -> None:
         assert engine.running == 0
 
 
-def test_generations_that_are_over_hold_no_cache(
-    model: Decoder, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_generations_that_are_over_hold_no_cache(model: Decoder, unlogged: None, monkeypatch: pytest.MonkeyPatch) -> None:
     handles: list[RequestHandle] = []
     ready, embed = threading.Event(), model.embed
 
@@ -189,7 +186,7 @@ def test_generations_that_are_over_hold_no_cache(
         return embed(tokens)
 
     monkeypatch.setattr(model, "embed", embedding)
-    with caplog.at_level(logging.CRITICAL, logger="twoaxis"), Engine(model, prefill_tokens=4) as engine:
+    with Engine(model, prefill_tokens=4) as engine:
         held = Recorder(lambda count: not ready.wait(WAIT_SECONDS))
         engine.submit([(Generation([1], 1), held)])
         heard, taken = submit(engine, *(Generation([first] * 4 + [last], 2) for first, last in ((3, 3), (5, 5), (4, 39))))
@@ -214,7 +211,7 @@ def test_stopping_ends_everything_and_takes_no_more(model: Decoder) -> None:
     engine.stop()
 
 
-def test_a_fault_ends_only_who_is_concerned(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_ends_only_who_is_concerned(unlogged: None, monkeypatch: pytest.MonkeyPatch) -> None:
     model = small_decoder("plain")
     embed = model.embed
 
@@ -224,7 +221,7 @@ def test_a_fault_ends_only_who_is_concerned(caplog: pytest.LogCaptureFixture, mo
         return embed(tokens)
 
     monkeypatch.setattr(model, "embed", failing)
-    with caplog.at_level(logging.CRITICAL, logger="twoaxis"), Engine(model) as engine:
+    with Engine(model) as engine:
 
         def broken(count: int) -> bool:
             raise ValueError("a callback's fault")
@@ -239,9 +236,7 @@ def test_a_fault_ends_only_who_is_concerned(caplog: pytest.LogCaptureFixture, mo
     assert heard[0].tokens == after.tokens == alone(model, fine)
 
 
-def test_a_fault_of_a_step_ends_its_rows_and_the_engine_goes_on(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fault_of_a_step_ends_its_rows_and_the_engine_goes_on(unlogged: None, monkeypatch: pytest.MonkeyPatch) -> None:
     model = small_decoder("plain")
     embed, fails = model.embed, [True]
 
@@ -252,7 +247,7 @@ def test_a_fault_of_a_step_ends_its_rows_and_the_engine_goes_on(
 
     monkeypatch.setattr(model, "embed", failing)
     fine = Generation([3, 4, 5], 9)
-    with caplog.at_level(logging.CRITICAL, logger="twoaxis"), Engine(model) as engine:
+    with Engine(model) as engine:
         heard, _ = submit(engine, fine, Generation([1], 9))
         assert [one.wait() for one in heard] == ["error", "error"]
         (after,), _ = submit(engine, fine)

@@ -1,8 +1,6 @@
 """When C kernels serve a call, and what is said where they cannot be compiled."""
 
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +21,7 @@ from twoaxis.ops.precision import plain_forms
 from twoaxis.ops.streams import mix_pieces
 from twoaxis.train.environment import describe_environment
 
+from ...fresh import run_fresh
 from ..compare import normal
 
 SAY = "from twoaxis.ops.cpu import library; import torch; print(library.status(), '|', library.served(torch.ones(1)))"
@@ -35,8 +34,8 @@ class Subclass(Tensor):
 def said(**environment: str) -> str:
     """What a process of its own says of the kernels."""
     given = {**os.environ, "CC": "", **environment}
-    ran = subprocess.run([sys.executable, "-c", SAY], capture_output=True, text=True, check=True, env=given)
-    assert not ran.stderr
+    ran = run_fresh(SAY, env=given)
+    assert not ran.returncode and not ran.stderr
     return ran.stdout.strip()
 
 
@@ -164,10 +163,10 @@ def test_a_run_says_whether_they_were_on() -> None:
 
 def test_they_are_built_once(tmp_path: Path) -> None:
     assert said(TWOAXIS_CACHE=str(tmp_path)) == "on | True"
-    (made,) = (tmp_path / "kernels").iterdir()
+    (made,) = (tmp_path / "kernels").glob("*.so")
     before = made.stat().st_mtime_ns
     assert said(TWOAXIS_CACHE=str(tmp_path)) == "on | True"
-    assert [file.stat().st_mtime_ns for file in (tmp_path / "kernels").iterdir()] == [before]
+    assert [file.stat().st_mtime_ns for file in (tmp_path / "kernels").glob("*.so")] == [before]
 
 
 def test_where_they_cannot_be_built_pytorch_computes_and_says_so(tmp_path: Path) -> None:

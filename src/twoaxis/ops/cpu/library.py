@@ -12,7 +12,9 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -22,7 +24,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 from twoaxis.core.errors import ConfigError, DataError
-from twoaxis.core.files import cache_folder
+from twoaxis.core.files import cache_folder, try_lock
 from twoaxis.ops import kernels
 from twoaxis.ops.precision import runs_plain
 
@@ -43,7 +45,7 @@ DEFINED = {"PARTS": PARTS, "MOST": MOST_TENSORS, "LARGEST": MOST_STREAMS, "BLOCK
 
 COMPILERS = ("cc", "gcc", "clang")
 # Without errno, a square root is an instruction; strict C would round each product before its sum.
-FLAGS = ("-std=c11", "-O3", "-march=native", "-fno-math-errno", "-ffp-contract=fast", "-fopenmp", "-fPIC", "-shared")
+FLAGS = ("-std=c11", "-O3", "-march=native", "-fno-math-errno", "-ffp-contract=fast", "-fopenmp", "-fPIC")
 # A call with other arguments than its kernel takes would crash.
 FLAGS += ("-Werror=int-conversion", "-Werror=incompatible-pointer-types")
 FLAGS += tuple(f"-D{name}={value}" for name, value in DEFINED.items())
@@ -142,11 +144,28 @@ def _load() -> _Loaded:
         return _first_load()
 
 
+def compiles_first() -> bool:
+    """Whether the first use on this machine is still to come, which takes some seconds of compiling."""
+    compiler = _compiler()
+    if compiler is None or _first_load.cache_info().currsize or kernels.INTERPRETED or not kernels.switched_on():
+        return False
+    try:
+        return not _path(compiler).exists()
+    except (OSError, DataError, subprocess.CalledProcessError):
+        return False
+
+
+def _compiler() -> str | None:
+    if sys.platform != "linux":
+        return None
+    return next(filter(None, map(shutil.which, filter(None, (os.environ.get("CC"), *COMPILERS)))), None)
+
+
 @cache
 def _first_load() -> _Loaded:
     if sys.platform != "linux":
         return _Loaded(None, f"not tried on {sys.platform}")
-    compiler = next(filter(None, map(shutil.which, filter(None, (os.environ.get("CC"), *COMPILERS)))), None)
+    compiler = _compiler()
     if compiler is None:
         return _Loaded(None, "no C compiler is found; install gcc or set CC")
     try:
@@ -163,21 +182,38 @@ def _first_load() -> _Loaded:
 
 
 def _built(compiler: str) -> Path:
-    """The path of the library in the cache folder, compiled if it is not there; processes may race for it."""
-    folder = Path(__file__).parent
-    sources = sorted(folder.glob("*.[ch]"))
-    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True).stdout
-    made_of = [version, " ".join(FLAGS), _processor(), *(path.read_text() for path in sources)]
-    name = hashlib.sha256("\0".join(made_of).encode()).hexdigest()[:32]
-    library = cache_folder() / "kernels" / f"{name}.so"
+    """The path of the library in the cache folder; of several processes that need it, one compiles it."""
+    library = _path(compiler)
     if not library.exists():
         library.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
-            made = Path(scratch) / library.name
-            files = [str(path) for path in sources if path.suffix == ".c"]
-            subprocess.run([compiler, *FLAGS, "-o", str(made), *files, "-lm"], capture_output=True, text=True, check=True)
-            os.replace(made, library)
+        with open(library.with_suffix(".lock"), "wb") as lock:
+            while try_lock(lock.fileno()) == "taken":
+                time.sleep(0.05)
+            if not library.exists():
+                _compile(compiler, library)
     return library
+
+
+def _path(compiler: str) -> Path:
+    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True).stdout
+    made_of = [version, " ".join(FLAGS), _processor(), *(path.read_text() for path in _files("ch"))]
+    return cache_folder() / "kernels" / f"{hashlib.sha256(chr(0).join(made_of).encode()).hexdigest()[:32]}.so"
+
+
+def _files(suffixes: str) -> list[Path]:
+    return sorted(Path(__file__).parent.glob(f"*.[{suffixes}]"))
+
+
+def _compile(compiler: str, library: Path) -> None:
+    """Compiles all files at once, each by one core, and links them."""
+    with tempfile.TemporaryDirectory(dir=library.parent) as scratch, ThreadPoolExecutor(os.cpu_count()) as pool:
+        made = {path: f"{scratch}/{path.stem}.o" for path in _files("c")}
+        commands = [[compiler, *FLAGS, "-c", str(path), "-o", to] for path, to in made.items()]
+        # Waits for all of them, and raises what one has raised.
+        list(pool.map(lambda command: subprocess.run(command, capture_output=True, text=True, check=True), commands))
+        linked = [compiler, *FLAGS, "-shared", *made.values(), "-o", f"{scratch}/{library.name}", "-lm"]
+        subprocess.run(linked, capture_output=True, text=True, check=True)
+        os.replace(f"{scratch}/{library.name}", library)
 
 
 def _processor() -> str:
