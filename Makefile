@@ -1,5 +1,7 @@
 # `make study` and `make test` need only Python >= 3.11 and make; everything else is installed into .venv.
-PYTHON ?= python3
+# That of a distribution is built with all optimisations and runs everything here faster than one that pyenv has built.
+USABLE = import ensurepip, sys; sys.exit(sys.version_info < (3, 11))
+PYTHON ?= $(or $(shell for one in /usr/bin/python3 python3; do $$one -c '$(USABLE)' 2>/dev/null && echo $$one && break; done),python3)
 VENV   ?= .venv
 PEERS  ?= .venv-peers
 VLLM   ?= .venv-vllm
