@@ -47,7 +47,7 @@ def checks_page() -> str:
         *table(("budget", "bound", "why"), ((name, f"{one.bound:g}", one.why) for name, one in BUDGETS.items())),
         "## What each mixer is held to\n",
         "*forms*: its variants in the row. *results*: checks times forms. `make test` runs every check on the first form and "
-        "every sixth on the others, `make conformance NAME=KIND` all, and no failure is let pass: a check that fails, or is "
+        "every twelfth on the others, `make conformance NAME=KIND` all, and no failure is let pass: a check that fails, or is "
         "skipped, fails the suite. *certified*: forms that equal public code besides, in outputs and gradients.\n",
     ]
     rows = []

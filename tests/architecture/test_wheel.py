@@ -6,10 +6,14 @@ import sys
 import tarfile
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import twoaxis
 
 MOST_BYTES = 2_000_000
+
+FILTER: Any = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+"""Python 3.11.4 and later want to know."""
 
 BUILD = "import sys; from setuptools import build_meta; getattr(build_meta, sys.argv[1])(sys.argv[2])"
 
@@ -30,7 +34,7 @@ def test_a_wheel_from_the_source_distribution_has_the_package_alone(root: Path, 
     for name in ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "CHANGELOG.md"):
         shutil.copy(root / name, tree)
     with tarfile.open(built("sdist", tree, tmp_path / "sdist")) as packed:
-        packed.extractall(tmp_path / "unpacked", filter="data")
+        packed.extractall(tmp_path / "unpacked", **FILTER)
     [source] = (tmp_path / "unpacked").iterdir()
     assert source.name == f"twoaxis-{twoaxis.__version__}" and not (source / "tests").exists()
     wheel = built("wheel", source, tmp_path / "wheel")

@@ -45,6 +45,13 @@ WORDS = [
 THREE_BLOCKS = {"d_model": 24, "n_layers": 3, "depth": "mhc"}
 
 
+STEPS, LONGER = 4, 6
+"""Of a run, with a checkpoint in its middle and one at its end, and of one that goes on."""
+
+NEWEST = f"step-{STEPS:08}"
+"""The checkpoint at the end."""
+
+
 def recipe(folder: Path, **changes: Any) -> TrainConfig:
     """Small, with a group that is frozen, one that is annealed, micro-batches and isolated documents."""
     corpus = folder / "corpus.txt"
@@ -54,14 +61,14 @@ def recipe(folder: Path, **changes: Any) -> TrainConfig:
         "model": {"d_model": 24, "n_layers": 2, "depth": "mhc"},
         "data": {"corpus": str(corpus), "seq_len": 32},
         "optimizer": {"groups": [{"pattern": "embedding.weight", "lr_scale": 0}], "clip_norm": 0.5},
-        "anneal": [{"pattern": "norm.gain", "start": 1.0, "stop": 0.5, "steps": 4}],
+        "anneal": [{"pattern": "norm.gain", "start": 1.0, "stop": 0.5, "steps": 3}],
         "schedule": "constant",
         "batch_size": 12,
         "micro_batch_size": 4,
-        "steps": 6,
-        "validate_every": 3,
+        "steps": STEPS,
+        "validate_every": STEPS // 2,
         "validation_tokens": 500,
-        "checkpoint_every": 3,
+        "checkpoint_every": STEPS // 2,
         "device": "cpu",
         **changes,
     }
@@ -187,7 +194,7 @@ class Worker:
     def background(self) -> None:
         """Checkpoints written while training goes on; then continued."""
         background = {"shard": 2, "saving": "background"}
-        self.found["background"] = [self.run("background", parallel=background, steps=n) for n in (3, 6)]
+        self.found["background"] = [self.run("background", parallel=background, steps=n) for n in (STEPS // 2, STEPS)]
 
     def other_recipe(self) -> None:
         """Another seed on the last rank."""
@@ -198,7 +205,7 @@ class Worker:
         finish = sharded_checkpoint.finish_checkpoint
 
         def fails(draft: Path, path: Path, state: Any) -> None:
-            if path.name == "step-00000006":
+            if path.name == NEWEST:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             finish(draft, path, state)
 
@@ -212,7 +219,7 @@ class Worker:
         """The newest checkpoint of the first run without the file of a rank."""
         self.copy("straight", "missing")
         if self.rank == 0:
-            next((self.folder / "missing/checkpoints/step-00000006").glob("shard-00002-*")).unlink()
+            next((self.folder / "missing/checkpoints" / NEWEST).glob("shard-00002-*")).unlink()
             (self.folder / "missing/result.json").unlink()
         self.found["missing shard"] = self.run("missing")
 
@@ -244,7 +251,7 @@ class Worker:
         """Two stages; then the sharded run continued by two stages."""
         self.found["pipelined"] = self.run("pipelined", parallel={"pipeline": 2})
         self.copy("straight", "cut")
-        self.found["cut"] = self.run("cut", steps=9, parallel={"pipeline": 2, "schedule": "gpipe"})
+        self.found["cut"] = self.run("cut", steps=LONGER, parallel={"pipeline": 2, "schedule": "gpipe"})
 
     def two_by_two(self) -> None:
         """Two stages, each of two ranks that share out their parameters and rows."""
@@ -265,14 +272,14 @@ class Worker:
     def on_three(self) -> None:
         """The sharded run continued on three ranks."""
         self.copy("straight", "on_three")
-        self.found["on three"] = self.run("on_three", steps=9, parallel={"shard": 3})
+        self.found["on three"] = self.run("on_three", steps=LONGER, parallel={"shard": 3})
 
     def tensor(self) -> None:
         """Two tensor ranks with whole streams; then the sharded run continued by two with sharded streams."""
         self.found["tensor"] = self.run("tensor", parallel={"tensor": 2, "saving": "background"})
         self.copy("straight", "divided")
         streams = {"tensor": 2, "sequence": "tensor"}
-        self.found["divided"] = self.run("divided", steps=9, parallel=streams)
+        self.found["divided"] = self.run("divided", steps=LONGER, parallel=streams)
 
     def stopped_tensor(self) -> None:
         """Sharded streams, stopped after two steps and continued."""

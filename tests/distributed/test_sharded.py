@@ -24,7 +24,19 @@ from twoaxis.train import Result, load_trained, train
 from twoaxis.train.checkpoint import load_checkpoint
 
 from .processes import run_processes
-from .sharded_worker import EARLIER_TOKENS, FEW_HEADS, MUON, THREE_BLOCKS, TIMED, TIMED_ROUNDS, losses, recipe
+from .sharded_worker import (
+    EARLIER_TOKENS,
+    FEW_HEADS,
+    LONGER,
+    MUON,
+    NEWEST,
+    STEPS,
+    THREE_BLOCKS,
+    TIMED,
+    TIMED_ROUNDS,
+    losses,
+    recipe,
+)
 
 RANKS, PROCESSES = 2, 4
 WORKER = Path(__file__).with_name("sharded_worker.py")
@@ -35,7 +47,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The runs of two ranks, and that of one process from the same recipe."""
     folder = tmp_path_factory.mktemp("sharded")
     for name in ("from_one", "other_windows"):
-        train(recipe(folder, steps=3), folder / name)
+        train(recipe(folder, steps=STEPS // 2), folder / name)
     run_processes(WORKER, folder, PROCESSES, timeout_seconds=300)
     train(recipe(folder), folder / "whole")
     return folder
@@ -55,7 +67,7 @@ def close(a: list[list[float | None]], b: list[list[float | None]], rtol: float 
 
 
 def same_files(run: Path, other: Path) -> None:
-    one, two = (path / "checkpoints" / "step-00000006" for path in (run, other))
+    one, two = (path / "checkpoints" / NEWEST for path in (run, other))
     files = sorted(path.name for path in one.glob("*.safetensors"))
     assert len(files) == 2 and files == sorted(path.name for path in two.glob("*.safetensors"))
     for name in files:
@@ -67,7 +79,7 @@ def test_losses_and_weights_are_those_of_one_process(folder: Path) -> None:
     assert found(folder, "straight") == found(folder, "again") == "finished"
     close(losses(folder / "straight"), losses(folder / "whole"))
     sharded, whole = (load_trained(folder / name).model.state_dict() for name in ("straight", "whole"))
-    # The sixth update of AdamW divides by small second moments.
+    # The first updates of AdamW divide by small second moments.
     torch.testing.assert_close(sharded, whole, rtol=1e-4, atol=5e-6)
 
 
@@ -112,8 +124,8 @@ def test_a_recipe_of_its_own_is_refused_on_every_rank(folder: Path) -> None:
 
 def test_a_full_disk_leaves_the_earlier_checkpoint(folder: Path) -> None:
     said, left, after = found(folder, "full disk")
-    assert said.startswith("CheckpointError: checkpoint of step 6: cannot be written") and "No space left on device" in said
-    assert (left, after) == (["step-00000003"], "finished")
+    assert said.startswith("CheckpointError: checkpoint of step 4: cannot be written") and "No space left on device" in said
+    assert (left, after) == ([f"step-{STEPS // 2:08}"], "finished")
     assert losses(folder / "full") == losses(folder / "straight")
 
 
@@ -125,14 +137,14 @@ def test_a_missing_shard_is_noticed_and_the_checkpoint_before_it_used(folder: Pa
 
 @pytest.fixture(scope="module")
 def longer(folder: Path) -> list[list[float | None]]:
-    """The losses of one process over nine steps."""
-    train(recipe(folder, steps=9), folder / "whole_longer")
+    """The losses of one process over more steps."""
+    train(recipe(folder, steps=LONGER), folder / "whole_longer")
     return losses(folder / "whole_longer")
 
 
 def test_one_process_goes_on_from_shards(folder: Path, longer: list[list[float | None]]) -> None:
     shutil.copytree(folder / "straight", folder / "on_one")
-    assert train(recipe(folder, steps=9), folder / "on_one").steps == 9
+    assert train(recipe(folder, steps=LONGER), folder / "on_one").steps == LONGER
     close(losses(folder / "on_one"), longer)
 
 
@@ -166,9 +178,9 @@ def test_stages_are_one_process_too_and_go_on_from_shards(folder: Path, longer: 
 def test_sharded_stages_are_one_process_too(folder: Path) -> None:
     assert found(folder, "two by two", 4) == "finished"
     close(losses(folder / "two_by_two"), losses(folder / "whole"))
-    files = sorted(path.name[:11] for path in (folder / "two_by_two/checkpoints/step-00000006").glob("*.safetensors"))
+    files = sorted(path.name[:11] for path in (folder / "two_by_two/checkpoints" / NEWEST).glob("*.safetensors"))
     assert files == [f"shard-0000{rank}" for rank in range(1, 5)]
-    assert load_trained(folder / "two_by_two").step == 6
+    assert load_trained(folder / "two_by_two").step == STEPS
 
 
 def test_tensor_ranks_are_one_process_too_and_go_on_from_shards(folder: Path, longer: list[list[float | None]]) -> None:
@@ -181,9 +193,9 @@ def test_tensor_ranks_are_one_process_too_and_go_on_from_shards(folder: Path, lo
 
 def test_one_process_goes_on_from_tensor_ranks(folder: Path, longer: list[list[float | None]]) -> None:
     shutil.copytree(folder / "tensor", folder / "from_tensor")
-    assert train(recipe(folder, steps=9), folder / "from_tensor").steps == 9
+    assert train(recipe(folder, steps=LONGER), folder / "from_tensor").steps == LONGER
     close(losses(folder / "from_tensor"), longer)
-    divided, whole = (load_checkpoint(folder / name / "checkpoints" / "step-00000006") for name in ("tensor", "whole"))
+    divided, whole = (load_checkpoint(folder / name / "checkpoints" / NEWEST) for name in ("tensor", "whole"))
     assert {name: one.shape for name, one in divided.optimizer.items()} == {
         name: one.shape for name, one in whole.optimizer.items()
     }
@@ -215,8 +227,8 @@ def test_muon_orthogonalises_whole_matrices_on_any_ranks(folder: Path) -> None:
         close(losses(folder / name), losses(folder / "whole_muon"), rtol=1e-4)
     train(recipe(folder, **{**MUON, "model": FEW_HEADS}), folder / "whole_few_heads")
     close(losses(folder / "muon_few_heads"), losses(folder / "whole_few_heads"), rtol=1e-4)
-    kept = load_checkpoint(folder / "muon_on_four" / "checkpoints" / "step-00000006").optimizer
-    alone = load_checkpoint(folder / "whole_muon" / "checkpoints" / "step-00000006").optimizer
+    kept = load_checkpoint(folder / "muon_on_four" / "checkpoints" / NEWEST).optimizer
+    alone = load_checkpoint(folder / "whole_muon" / "checkpoints" / NEWEST).optimizer
     assert {name: one.shape for name, one in kept.items()} == {name: one.shape for name, one in alone.items()}
 
 
@@ -250,7 +262,7 @@ def test_arms_of_a_study_are_timed_by_all_ranks(folder: Path, monkeypatch: pytes
 
 
 def test_a_gathered_checkpoint_holds_what_one_process_writes(folder: Path) -> None:
-    sharded, whole = (load_checkpoint(folder / name / "checkpoints" / "step-00000006") for name in ("straight", "whole"))
+    sharded, whole = (load_checkpoint(folder / name / "checkpoints" / NEWEST) for name in ("straight", "whole"))
     assert sharded.model.keys() == whole.model.keys() and sharded.optimizer.keys() == whole.optimizer.keys()
     assert all(sharded.optimizer[name].shape == one.shape for name, one in whole.optimizer.items())
 

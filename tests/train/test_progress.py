@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from twoaxis.ops.cpu import library
 from twoaxis.train import PlainProgress, Progress, RichProgress, StepRecord, console_progress, train
 from twoaxis.train.progress import Pace, StagePace
 
@@ -51,6 +52,27 @@ def test_a_bar_shows_loss_speed_and_time_left(capsys: pytest.CaptureFixture[str]
     assert captured.out == ""
     assert "4/4  loss 2.5000  validation 2.2500  256 tokens/s  0:00 left" in captured.err
     assert "all [bold]done" in captured.err
+
+
+def test_a_bar_goes_with_its_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It once stood at 100 % while kernels were compiled."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    progress = RichProgress()
+    progress.preparing("encoding", 50, 100)
+    assert [task.description for task in progress._bar.tasks] == ["encoding"]
+    progress.preparing("encoding", 100, 100)
+    assert not progress._bar.tasks
+    progress.start(0, 4, 128)
+    assert [task.description for task in progress._bar.tasks] == ["training"]
+    progress.stop()
+
+
+@pytest.mark.parametrize("due", [True, False])
+def test_a_run_that_builds_kernels_says_so(recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, due: bool) -> None:
+    monkeypatch.setattr(library, "compiles_first", lambda: due)
+    stream = io.StringIO()
+    train(recipe(steps=1), tmp_path / "run", PlainProgress(stream))
+    assert ("compiles kernels for this processor, once" in stream.getvalue().splitlines()) == due
 
 
 def test_no_terminal_means_plain_lines() -> None:

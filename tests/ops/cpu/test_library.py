@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,10 @@ from twoaxis.train.environment import describe_environment
 from ...fresh import run_fresh
 from ..compare import normal
 
-SAY = "from twoaxis.ops.cpu import library; import torch; print(library.status(), '|', library.served(torch.ones(1)))"
+SAY = """import torch
+from twoaxis.ops.cpu import library
+print("compiles" if library.compiles_first() else "has", library.status(), library.served(torch.ones(1)), sep=" | ")
+"""
 
 
 class Subclass(Tensor):
@@ -162,19 +166,36 @@ def test_a_run_says_whether_they_were_on() -> None:
 
 
 def test_they_are_built_once(tmp_path: Path) -> None:
-    assert said(TWOAXIS_CACHE=str(tmp_path)) == "on | True"
+    assert said(TWOAXIS_CACHE=str(tmp_path)) == "compiles | on | True"
     (made,) = (tmp_path / "kernels").glob("*.so")
     before = made.stat().st_mtime_ns
-    assert said(TWOAXIS_CACHE=str(tmp_path)) == "on | True"
+    assert said(TWOAXIS_CACHE=str(tmp_path)) == "has | on | True"
     assert [file.stat().st_mtime_ns for file in (tmp_path / "kernels").glob("*.so")] == [before]
 
 
+def test_of_two_that_need_them_at_once_one_builds_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TWOAXIS_CACHE", str(tmp_path))
+    compiler, calls = tmp_path / "cc", tmp_path / "calls"
+    compiler.write_text(f"""#!/bin/sh
+[ $1 = --version ] && exit 0
+echo "$@" >> {calls}
+while [ $1 != -o ]; do shift; done
+touch $2
+""")
+    compiler.chmod(0o755)
+    with ThreadPoolExecutor() as pool:
+        one, other = pool.map(library._built, [str(compiler)] * 2)
+    assert one == other and one.exists()
+    assert sum("-shared" in call for call in calls.read_text().splitlines()) == 1
+
+
 def test_where_they_cannot_be_built_pytorch_computes_and_says_so(tmp_path: Path) -> None:
-    assert said(PATH=str(tmp_path), TWOAXIS_CACHE=str(tmp_path)) == "off: no C compiler is found; install gcc or set CC | False"
+    nothing = "has | off: no C compiler is found; install gcc or set CC | False"
+    assert said(PATH=str(tmp_path), TWOAXIS_CACHE=str(tmp_path)) == nothing
     fails = tmp_path / "cc"
     fails.write_text("#!/bin/sh\n[ $1 = --version ] && exit 0\necho 'error: no such option' >&2\nexit 1\n")
     fails.chmod(0o755)
-    assert said(CC=str(fails), TWOAXIS_CACHE=str(tmp_path)) == (f"off: {fails} fails: error: no such option | False")
+    assert said(CC=str(fails), TWOAXIS_CACHE=str(tmp_path)) == f"compiles | off: {fails} fails: error: no such option | False"
     (tmp_path / "file").touch()
     found = said(TWOAXIS_CACHE=str(tmp_path / "file"))
-    assert found.startswith("off: ") and found.endswith(f"'{tmp_path}/file/kernels' | False")
+    assert found.startswith("compiles | off: ") and found.endswith(f"'{tmp_path}/file/kernels' | False")
