@@ -1,7 +1,11 @@
 # `make study` and `make test` need only Python >= 3.11 and make; everything else is installed into .venv.
-# That of a distribution is built with all optimisations and runs everything here faster than one that pyenv has built.
-USABLE = import ensurepip, sys; sys.exit(sys.version_info < (3, 11))
-PYTHON ?= $(or $(shell for one in /usr/bin/python3 python3; do $$one -c '$(USABLE)' 2>/dev/null && echo $$one && break; done),python3)
+# Where `python3` was built by pyenv without optimisations, that of the distribution is faster, if it is new enough and complete.
+SLOW   = import sys, sysconfig as c; sys.exit('.pyenv' not in sys.base_prefix or '-optimizations' in c.get_config_var('CONFIG_ARGS'))
+WHOLE  = import ensurepip, os, sys, sysconfig as c; \
+	sys.exit(sys.version_info < (3, 11) or not os.path.exists(c.get_path('include') + '/Python.h'))
+ifndef PYTHON
+PYTHON := $(shell python3 -c "$(SLOW)" 2>/dev/null && /usr/bin/python3 -c "$(WHOLE)" 2>/dev/null && echo /usr/bin/python3 || echo python3)
+endif
 VENV   ?= .venv
 PEERS  ?= .venv-peers
 VLLM   ?= .venv-vllm

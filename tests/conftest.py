@@ -1,4 +1,4 @@
-"""What every test can rely on: one thread, fixed seeds, checked shapes, and no silent skip."""
+"""What every test can rely on: one thread, fixed seeds, shapes that are checked where mixers are tested, and no silent skip."""
 
 import gc
 import os
@@ -18,12 +18,12 @@ import torch
 from hypothesis import settings
 from hypothesis.internal.conjecture import providers
 
-from .shape_checks import checked_if_of_shapes, look
+from .shape_checks import check_shapes, checked_if_of_shapes
 
 CHECKED_PACKAGES = ["core", "ops", "depth", "sequence", "feed_forward", "local", "model"]
 TESTS = Path(__file__).parent.resolve()
 PARITY = TESTS / "parity"
-# These reach mixers through what other rooms test, where shapes are looked at.
+# These reach mixers through what other rooms test, where shapes are checked.
 UNCHECKED = ("audit", "checkpoints", "claims", "cli", "data", "distributed", "faults", "ledger", "planner", "study", "train")
 # A session of tests that compile collects nothing else.
 COMPILING = (
@@ -50,6 +50,9 @@ TYPE_CHECKER = """beartype.beartype(conf=beartype.BeartypeConf(
 
 torch.set_num_threads(1)
 
+# Without a GPU, `torch.manual_seed` keeps a stack trace of each call for every kind of device.
+SEED = torch.manual_seed if torch.accelerator.is_available() else torch.default_generator.manual_seed
+
 # The same examples on every machine; `--hypothesis-profile=explore` looks for new ones.
 settings.register_profile("fixed", deadline=None, derandomize=True, database=None)
 settings.register_profile("explore", deadline=None, max_examples=1000)
@@ -62,8 +65,7 @@ providers._get_local_constants = lambda: providers._local_constants
 def fixed_seeds() -> None:
     random.seed(0)
     numpy.random.seed(0)
-    # Not `torch.manual_seed`, which notes a stack trace for each kind of device that is not there.
-    torch.default_generator.manual_seed(0)
+    SEED(0)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -161,7 +163,7 @@ def pytest_unconfigure() -> None:
 def pytest_report_header(config: pytest.Config) -> str:
     if _own_session(config) is not None:
         return "shapes are not checked at run time"
-    return "shapes are checked at run time; tests that compile or interpret are left out: -m compile, -m interpret"
+    return "shapes are checked where mixers are tested; tests that compile or interpret are left out: -m compile, -m interpret"
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -246,8 +248,8 @@ def _refuse_silent_skip(report: pytest.TestReport | pytest.CollectReport) -> Non
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Looks at shapes only where operators, mixers and models are tested."""
-    look(not item.path.is_relative_to(TESTS) or item.path.relative_to(TESTS).parts[0] not in UNCHECKED)
+    """Checks shapes only where operators, mixers and models are tested."""
+    check_shapes(not item.path.is_relative_to(TESTS) or item.path.relative_to(TESTS).parts[0] not in UNCHECKED)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -10,7 +10,7 @@ import jaxtyping
 from torch import Tensor, nn
 
 _check: Any = jaxtyping.jaxtyped
-_looking = True
+_checking = True
 _FINDERS: dict[type, Callable[[Any, bool, list[Any]], None] | None] = {}
 _MODULES: dict[Any, int] = {}
 _KIND = "_kind_of_shapes"
@@ -36,10 +36,10 @@ def checked_if_of_shapes(declared: Any = None, **options: Any) -> Any:
     return declared
 
 
-def look(wanted: bool) -> None:
-    """Checks calls from now on, or runs them as they are: to look at every call takes an eighth of the time of a test."""
-    global _looking
-    _looking = wanted
+def check_shapes(wanted: bool) -> None:
+    """Checks calls from now on, or runs them as they are: to look at each takes an eighth of the time of a test."""
+    global _checking
+    _checking = wanted
 
 
 def _once_per_kind(plain: Callable[..., Any], check: Callable[[], Callable[..., Any]], skipped: int = 0) -> Callable[..., Any]:
@@ -49,7 +49,7 @@ def _once_per_kind(plain: Callable[..., Any], check: Callable[[], Callable[..., 
     @functools.wraps(plain)
     def called(*args: Any, **named: Any) -> Any:
         nonlocal checked
-        if not _looking:
+        if not _checking:
             return plain(*args, **named)
         found: list[Any] = []
         _add_kinds(args[skipped:] if skipped else args, True, found)

@@ -1,4 +1,4 @@
-"""Shapes are checked at run time in tests: of functions, and of dataclasses that hold tensors."""
+"""Shapes are checked at run time where mixers are tested: of functions, and of dataclasses that hold tensors."""
 
 import beartype
 import jaxtyping

@@ -45,7 +45,7 @@ def _fork(script: Path, folder: Path, ranks: int) -> int:
     if "torch" in sys.modules:
         # Any optimizer, recomputation or pass without memory would import it in every rank.
         importlib.import_module("torch._dynamo")
-        # So would the kernels be loaded, or compiled for a cache folder of its own.
+        # Else each rank would load the kernels, and compile them into a cache folder of its own.
         importlib.import_module("twoaxis.ops.cpu.library").status()
     # Collections of a rank need not walk through what was imported, and are rarer.
     gc.collect()

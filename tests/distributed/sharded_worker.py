@@ -169,9 +169,9 @@ class Worker:
         self.found["again"] = self.run("straight")
 
     def stopped(self) -> None:
-        """Stopped by the second rank alone after two steps, and continued."""
+        """Stopped by the second rank alone after three steps, and continued."""
         taken = iter(range(99))
-        stop = (lambda: next(taken) >= 1) if self.rank == 1 else None
+        stop = (lambda: next(taken) >= 2) if self.rank == 1 else None
         self.found["stopped"] = [self.run("stopped", stop), self.run("stopped")]
 
     def replicated(self) -> None:
@@ -282,10 +282,10 @@ class Worker:
         self.found["divided"] = self.run("divided", steps=LONGER, parallel=streams)
 
     def stopped_tensor(self) -> None:
-        """Sharded streams, stopped after two steps and continued."""
+        """Sharded streams, stopped after three steps and continued."""
         given = {"parallel": {"tensor": 2, "sequence": "tensor"}, "model": EARLIER_TOKENS}
         taken = iter(range(99))
-        stop = (lambda: next(taken) >= 1) if self.rank == 1 else None
+        stop = (lambda: next(taken) >= 2) if self.rank == 1 else None
         said = [self.run("tensor_whole", **given), self.run("tensor_stopped", stop, **given)]
         self.found["stopped tensor"] = [*said, self.run("tensor_stopped", **given)]
 
@@ -297,7 +297,7 @@ class Worker:
     def muon(self) -> None:
         """Matrices that ranks gather in turns: stopped and continued, on two stages, and as parts of tensor ranks."""
         taken = iter(range(99))
-        stop = (lambda: next(taken) >= 1) if self.rank == 1 else None
+        stop = (lambda: next(taken) >= 2) if self.rank == 1 else None
         said = [self.run("muon", **MUON), self.run("muon_stopped", stop, **MUON), self.run("muon_stopped", **MUON)]
         self.found["muon"] = [*said, self.run("muon_stages", parallel={"pipeline": 2}, **MUON)]
 

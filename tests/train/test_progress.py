@@ -67,12 +67,26 @@ def test_a_bar_goes_with_its_stage(monkeypatch: pytest.MonkeyPatch) -> None:
     progress.stop()
 
 
-@pytest.mark.parametrize("due", [True, False])
-def test_a_run_that_builds_kernels_says_so(recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, due: bool) -> None:
-    monkeypatch.setattr(library, "compiles_first", lambda: due)
+@pytest.mark.parametrize(
+    ("due", "status", "said"),
+    [
+        (False, "on", []),
+        (True, "on", ["compiles kernels for this processor, once"]),
+        (
+            True,
+            "off: cc fails",
+            ["compiles kernels for this processor, once", "kernels are off: cc fails; PyTorch computes the same"],
+        ),
+    ],
+)
+def test_a_run_that_builds_kernels_says_so(
+    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, due: bool, status: str, said: list[str]
+) -> None:
+    monkeypatch.setattr(library, "must_compile", lambda: due)
+    monkeypatch.setattr(library, "status", lambda: status)
     stream = io.StringIO()
     train(recipe(steps=1), tmp_path / "run", PlainProgress(stream))
-    assert ("compiles kernels for this processor, once" in stream.getvalue().splitlines()) == due
+    assert [line for line in stream.getvalue().splitlines() if line.startswith(("compiles kernels", "kernels are"))] == said
 
 
 def test_no_terminal_means_plain_lines() -> None:

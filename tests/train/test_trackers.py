@@ -426,8 +426,11 @@ if find_spec("wandb"):
         try:
             # A terminal that nobody reads makes a process wait that writes to it.
             while time.monotonic() < ends:
+                ended = process.poll() is not None
                 if select.select([terminal], [], [], 0.1)[0]:
                     printed += os.read(terminal, 4096)
+                elif ended:
+                    break
         except OSError:
             # How a terminal says that nobody writes to it any more.
             process.wait(10)

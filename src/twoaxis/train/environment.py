@@ -5,6 +5,7 @@ import hashlib
 import platform
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -41,6 +42,14 @@ def describe_environment(device: torch.device, dtype: torch.dtype, processes: in
         "git_commit": _commit(),
         "code": code_sha256(),
     }
+
+
+def prepare_kernels(device: torch.device, note: Callable[[str], None]) -> None:
+    """Compiles the kernels of a CPU if they are not yet, and tells the user so, and what became of it."""
+    if device.type == "cpu" and library.must_compile():
+        note("compiles kernels for this processor, once")
+        if (status := library.status()) != "on":
+            note(f"kernels are {status}; PyTorch computes the same")
 
 
 def changed_environment(before: dict[str, Any], now: dict[str, Any]) -> list[str]:

@@ -11,9 +11,14 @@ from torch import Tensor
 from twoaxis.core.errors import DataError
 from twoaxis.core.files import remove_drafts
 from twoaxis.data import Batch, PackedSampler, PreparedData, prepare, validation_batches
-from twoaxis.ops.cpu import library
 from twoaxis.train.checkpoint import BackgroundWriter, remove_old, set_aside_newer
-from twoaxis.train.environment import PeakMemory, changed_environment, code_sha256, describe_environment
+from twoaxis.train.environment import (
+    PeakMemory,
+    changed_environment,
+    code_sha256,
+    describe_environment,
+    prepare_kernels,
+)
 from twoaxis.train.metrics import MetricsLog, UnwrittenMetrics
 from twoaxis.train.optim import build_optimizer, group_table, parameter_groups
 from twoaxis.train.parallel.placement import placement_of
@@ -260,8 +265,7 @@ class Trainer:
             if (last := one.value(self.config.steps - 1)) != one.stop:
                 takes = f"takes {one.begin + one.steps + 1} steps to reach {one.stop:g}, and the run has {self.config.steps}"
                 self.progress.note(f"anneal pattern {one.pattern!r}: {takes}; the last value is {last:g}")
-        if self.token_loss.device.type == "cpu" and library.compiles_first():
-            self.progress.note("compiles kernels for this processor, once")
+        prepare_kernels(self.token_loss.device, self.progress.note)
         environment = describe_environment(self.token_loss.device, self.token_loss.dtype, self.ranks.count)
         self.folder.write_once("env", environment)
         changes = changed_environment(self.folder.read("env"), environment)

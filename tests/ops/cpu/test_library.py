@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 from twoaxis.core.errors import ConfigError
+from twoaxis.core.files import try_lock
 from twoaxis.ops import kernels
 from twoaxis.ops.causal_conv import causal_conv
 from twoaxis.ops.cpu import library
@@ -27,7 +28,7 @@ from ..compare import normal
 
 SAY = """import torch
 from twoaxis.ops.cpu import library
-print("compiles" if library.compiles_first() else "has", library.status(), library.served(torch.ones(1)), sep=" | ")
+print("compiles" if library.must_compile() else "has", library.status(), library.served(torch.ones(1)), sep=" | ")
 """
 
 
@@ -167,26 +168,51 @@ def test_a_run_says_whether_they_were_on() -> None:
 
 def test_they_are_built_once(tmp_path: Path) -> None:
     assert said(TWOAXIS_CACHE=str(tmp_path)) == "compiles | on | True"
+    names = {path.suffix for path in (tmp_path / "kernels").iterdir()}
     (made,) = (tmp_path / "kernels").glob("*.so")
+    assert names == {".so", ".lock"}
     before = made.stat().st_mtime_ns
     assert said(TWOAXIS_CACHE=str(tmp_path)) == "has | on | True"
     assert [file.stat().st_mtime_ns for file in (tmp_path / "kernels").glob("*.so")] == [before]
 
 
-def test_of_two_that_need_them_at_once_one_builds_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TWOAXIS_CACHE", str(tmp_path))
-    compiler, calls = tmp_path / "cc", tmp_path / "calls"
-    compiler.write_text(f"""#!/bin/sh
+@pytest.fixture
+def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A compiler that makes empty files, and writes down its calls beside itself, for an empty cache folder."""
+    monkeypatch.setenv("TWOAXIS_CACHE", str(tmp_path / "cache"))
+    path = tmp_path / "cc"
+    path.write_text(f"""#!/bin/sh
 [ $1 = --version ] && exit 0
-echo "$@" >> {calls}
+echo "$@" >> {tmp_path}/calls
 while [ $1 != -o ]; do shift; done
 touch $2
 """)
-    compiler.chmod(0o755)
+    path.chmod(0o755)
+    return path
+
+
+def links(compiler: Path) -> int:
+    """How many libraries it has made."""
+    return sum("-shared" in call for call in compiler.with_name("calls").read_text().splitlines())
+
+
+def test_of_two_that_need_them_at_once_one_builds_them(compiler: Path) -> None:
     with ThreadPoolExecutor() as pool:
         one, other = pool.map(library._built, [str(compiler)] * 2)
-    assert one == other and one.exists()
-    assert sum("-shared" in call for call in calls.read_text().splitlines()) == 1
+    assert one == other and one.exists() and links(compiler) == 1
+
+
+def test_nobody_waits_for_ever_or_fails_for_a_lock(compiler: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "WAIT_SECONDS", 0.1)
+    lock = library._path(str(compiler)).with_suffix(".lock")
+    lock.parent.mkdir(parents=True)
+    with open(lock, "wb") as held:
+        assert try_lock(held.fileno()) == "held"
+        library._built(str(compiler)).unlink()
+    # In place of one that another user may write alone.
+    lock.unlink()
+    lock.mkdir()
+    assert library._built(str(compiler)).exists() and links(compiler) == 2
 
 
 def test_where_they_cannot_be_built_pytorch_computes_and_says_so(tmp_path: Path) -> None:

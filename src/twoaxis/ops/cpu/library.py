@@ -13,11 +13,11 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -42,6 +42,9 @@ BLOCK = 16
 
 # What both languages know is written once.
 DEFINED = {"PARTS": PARTS, "MOST": MOST_TENSORS, "LARGEST": MOST_STREAMS, "BLOCK": BLOCK}
+
+WAIT_SECONDS = 60
+"""Seconds for which a process waits for another one that compiles."""
 
 COMPILERS = ("cc", "gcc", "clang")
 # Without errno, a square root is an instruction; strict C would round each product before its sum.
@@ -144,13 +147,12 @@ def _load() -> _Loaded:
         return _first_load()
 
 
-def compiles_first() -> bool:
-    """Whether the first use on this machine is still to come, which takes some seconds of compiling."""
-    compiler = _compiler()
-    if compiler is None or _first_load.cache_info().currsize or kernels.INTERPRETED or not kernels.switched_on():
+def must_compile() -> bool:
+    """Whether the next use compiles, which takes some seconds."""
+    if _first_load.cache_info().currsize or kernels.INTERPRETED or not kernels.switched_on():
         return False
     try:
-        return not _path(compiler).exists()
+        return (compiler := _compiler()) is not None and not _path(compiler).exists()
     except (OSError, DataError, subprocess.CalledProcessError):
         return False
 
@@ -163,11 +165,10 @@ def _compiler() -> str | None:
 
 @cache
 def _first_load() -> _Loaded:
-    if sys.platform != "linux":
-        return _Loaded(None, f"not tried on {sys.platform}")
     compiler = _compiler()
     if compiler is None:
-        return _Loaded(None, "no C compiler is found; install gcc or set CC")
+        why = "no C compiler is found; install gcc or set CC" if sys.platform == "linux" else f"not tried on {sys.platform}"
+        return _Loaded(None, why)
     try:
         loaded = ctypes.CDLL(str(_built(compiler)))
     except subprocess.CalledProcessError as error:
@@ -182,16 +183,26 @@ def _first_load() -> _Loaded:
 
 
 def _built(compiler: str) -> Path:
-    """The path of the library in the cache folder; of several processes that need it, one compiles it."""
+    """The path of the library in the cache folder, compiled if it is not there."""
     library = _path(compiler)
     if not library.exists():
         library.parent.mkdir(parents=True, exist_ok=True)
-        with open(library.with_suffix(".lock"), "wb") as lock:
-            while try_lock(lock.fileno()) == "taken":
-                time.sleep(0.05)
+        with _first_turn(library):
             if not library.exists():
                 _compile(compiler, library)
     return library
+
+
+@contextmanager
+def _first_turn(library: Path) -> Iterator[None]:
+    """Lets one of several processes compile while the others wait, for a time; later, or without locks, all compile."""
+    with ExitStack() as stack:
+        ends = time.monotonic() + WAIT_SECONDS
+        with suppress(OSError):
+            lock = stack.enter_context(open(library.with_suffix(".lock"), "wb"))
+            while try_lock(lock.fileno()) == "taken" and not library.exists() and time.monotonic() < ends:
+                time.sleep(0.05)
+        yield
 
 
 def _path(compiler: str) -> Path:
@@ -205,15 +216,22 @@ def _files(suffixes: str) -> list[Path]:
 
 
 def _compile(compiler: str, library: Path) -> None:
-    """Compiles all files at once, each by one core, and links them."""
-    with tempfile.TemporaryDirectory(dir=library.parent) as scratch, ThreadPoolExecutor(os.cpu_count()) as pool:
+    """Compiles all files side by side, and links them."""
+    with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
         made = {path: f"{scratch}/{path.stem}.o" for path in _files("c")}
-        commands = [[compiler, *FLAGS, "-c", str(path), "-o", to] for path, to in made.items()]
-        # Waits for all of them, and raises what one has raised.
-        list(pool.map(lambda command: subprocess.run(command, capture_output=True, text=True, check=True), commands))
-        linked = [compiler, *FLAGS, "-shared", *made.values(), "-o", f"{scratch}/{library.name}", "-lm"]
-        subprocess.run(linked, capture_output=True, text=True, check=True)
+        _run_all([compiler, *FLAGS, "-c", str(path), "-o", to] for path, to in made.items())
+        _run_all([[compiler, *FLAGS, "-shared", *made.values(), "-o", f"{scratch}/{library.name}", "-lm"]])
         os.replace(f"{scratch}/{library.name}", library)
+
+
+def _run_all(commands: Iterable[list[str]]) -> None:
+    with ExitStack() as stack:
+        pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        running = [stack.enter_context(subprocess.Popen(command, **pipes)) for command in commands]
+        for one in running:
+            said, _ = one.communicate()
+            if one.returncode:
+                raise subprocess.CalledProcessError(one.returncode, one.args, stderr=said)
 
 
 def _processor() -> str:

@@ -20,7 +20,9 @@ from twoaxis.study.running.run_cache import RunCache
 from twoaxis.study.running.study_folder import RunKey, RunRecord, StudyFolder, run_keys, write_json
 from twoaxis.study.running.study_progress import LineCount, StudyProgress
 from twoaxis.study.timing import Timer, Timing
+from twoaxis.train.environment import prepare_kernels
 from twoaxis.train.recipe import TrainConfig
+from twoaxis.train.token_loss import choose_device
 
 Command = Callable[[Path, Path], list[str]]
 """Makes the command that trains a recipe file into a run folder."""
@@ -101,8 +103,9 @@ def measured_plan(study: StudyConfig, folder: Path, progress: StudyProgress, tim
         StudyError: an arm cannot be measured.
     """
     recipe = study.recipe(study.control, study.replicates[0])
-    # Before the first run, so that its peak memory does not include training a tokenizer.
+    # Before the first run, so that its peak memory does not include training a tokenizer, nor its time a compiler.
     prepare(recipe.data.corpus, recipe.data.tokenizer, progress=progress.preparing)
+    prepare_kernels(choose_device(recipe.device), progress.note)
     return plan_study(study, timer or _process_timer(folder, progress))
 
 
