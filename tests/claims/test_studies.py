@@ -68,6 +68,11 @@ def find(number: int, patch: Patch, *kept: KeptReport) -> Finding:
     return claim.find()
 
 
+def outcomes(found: Finding) -> list[tuple[str, ...]]:
+    assert found.table is not None
+    return [cells[3:] for cells in found.table.rows]
+
+
 def aggregation(outcome: Mapping[str, Any]) -> KeptReport:
     return study({"dense": arm("denseformer", **outcome), "scalars": arm("residual_scalars", **BETTER)})
 
@@ -295,10 +300,18 @@ def test_a_comparison_is_turned_with_its_arms() -> None:
     assert planned(report, a, KeptArm("d", arm())) is None
 
 
-def test_a_verdict_that_a_study_withholds_is_undecided() -> None:
-    report = study({"a": arm(**BETTER | {"verdict": None, "no_verdict": "not trained"})}).report
-    found = planned(report, KeptArm("a", report["arms"]["a"]), KeptArm("control", report["arms"]["control"]))
-    assert found is not None and found.verdict == "undecided"
+def test_a_verdict_that_a_study_withholds_is_no_evidence(monkeypatch: Patch) -> None:
+    dense = against_control(None, 0.1, 0.05, 0.15) | {"no_verdict": "seconds disagree"}
+    found = find(13, monkeypatch, aggregation(dense))
+    assert found.verdict == "undecided" and ("not compared", "seconds disagree") in outcomes(found)
+
+
+def test_a_rival_that_was_not_trained_is_not_beaten(monkeypatch: Patch) -> None:
+    kept = local(BETTER)
+    assert find(15, monkeypatch, kept).verdict == "holds"
+    gate = PASSED | {"not_trained": ["canon"]}
+    found = find(15, monkeypatch, study(kept.report["arms"], kept.report["contrasts"], gate=gate))
+    assert found.verdict == "undecided" and ("not compared", "not trained: canon") in outcomes(found)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,9 @@ from twoaxis.core.errors import StudyError
 from twoaxis.display import numbers as words
 from twoaxis.statistics import paired_test
 from twoaxis.study import StudyConfig
+from twoaxis.study.page.head import problems
 from twoaxis.study.report import read_study_folder
+from twoaxis.study.report.answer import COMPLETE, outlook
 from twoaxis.study.report.text_tables import COST_COLUMNS, RESULT_COLUMNS, cost_rows, result_rows
 from twoaxis.study.report_data import ReportData
 from twoaxis.study.running.study_folder import RunRecord
@@ -119,6 +121,33 @@ def test_diverged_runs_are_named(trainer: FakeTrainer) -> None:
     assert any((run.status, run.message) == ("diverged", "diverged at step 3: loss nan") for run in analysis.runs)
 
 
+def test_a_diverged_arm_leaves_nothing_to_run_and_is_not_decided(trainer: FakeTrainer) -> None:
+    trainer.spread(local=-0.1)
+    trainer.actions["delta/2"] = ["diverge"]
+    report = _analysis(trainer)
+    assert not report.complete and report.arms["local"].verdict == "better"
+    decide, steps = outlook(report)
+    assert decide == "" and "Run the study again" not in steps
+    assert steps.startswith("Try lower learning rates for delta, which diverged.")
+    (said,) = problems(report)
+    assert "8 of 9 runs have finished, 1 have diverged." in said and COMPLETE not in said
+
+
+def test_arms_that_all_diverge_are_no_unfinished_study(trainer: FakeTrainer) -> None:
+    for arm in ("delta", "local"):
+        trainer.actions |= {f"{arm}/{seed}": ["diverge"] for seed in range(3)}
+    report = _analysis(trainer)
+    assert report.answer == "No verdict: 0 of 3 replicates (diverged)."
+
+
+def test_a_small_effect_keeps_its_sign(trainer: FakeTrainer) -> None:
+    trainer.study = trainer.study.replace(decision={"smallest_effect": 0.0001})
+    trainer.spread()
+    for seed in range(3):
+        trainer.losses[f"local/{seed}"] = trainer.losses[f"plain/{seed}"] - 0.0004 - 0.000001 * seed
+    assert "lower for local (\u22120.0004 nats)" in _analysis(trainer).answer
+
+
 def test_pairs_are_verified_from_what_runs_recorded(trainer: FakeTrainer) -> None:
     pairing = _analysis(trainer).pairing
     assert len(pairing.pairs) == 6
@@ -176,9 +205,9 @@ def test_an_answer_names_the_only_undecided_arm(trainer: FakeTrainer) -> None:
 
 
 def test_an_answer_of_contrasts_alone(study_data: dict[str, Any], trainer: FakeTrainer) -> None:
-    """At equal FLOPs no arm of this design has a verdict, while two arms are compared at their own costs."""
-    study_data["contrasts"] = [{"arm": "delta", "against": "local"}]
-    study_data["arms"]["wide"] = {"model": {"d_model": 32}}
+    """At equal FLOPs no arm of this design has a verdict, while two arms cost the same."""
+    study_data["contrasts"] = [{"arm": "delta", "against": "other"}]
+    study_data["arms"]["other"] = {"model": {"depth": {"kind": "deep_delta", "value_target": "code"}}}
     trainer.study = StudyConfig.from_data(study_data | {"decision": {"smallest_effect": 0.05, "charge": "flops"}})
     trainer.spread(delta=-0.1)
     assert _analysis(trainer).answer == "No verdict on any arm against plain; 1 of 1 contrasts between arms have one."

@@ -12,6 +12,7 @@ from scipy.optimize import curve_fit
 from twoaxis.core.errors import StudyError
 from twoaxis.statistics import paired_test
 from twoaxis.study.statistics.control_curve import (
+    LACK_OF_FIT,
     LARGEST_EXPONENT,
     LEAST_EXPONENT,
     ControlCurve,
@@ -64,13 +65,17 @@ def test_agrees_with_least_squares_of_scipy() -> None:
 
 
 def test_the_error_of_the_drop_is_its_spread_over_repetitions() -> None:
-    generator, drops, claimed = np.random.default_rng(1), [], []
+    generator, drops, claimed, refused = np.random.default_rng(1), [], [], 0
     for _ in range(400):
-        curve = fit_control_curve(
-            {seed: {x: 3 + 0.5 * x**-0.3 + generator.normal(0, 0.004) for x in BUDGETS} for seed in range(3)}, 1.0
-        )
+        points = {seed: {x: 3 + 0.5 * x**-0.3 + generator.normal(0, 0.004) for x in BUDGETS} for seed in range(3)}
+        try:
+            curve = fit_control_curve(points, 1.0)
+        except StudyError:
+            refused += 1
+            continue
         drops.append(curve.drop(1.5))
         claimed.append(curve.drop_error(1.5).variance)
+    assert refused <= 400 * LACK_OF_FIT + 3 * math.sqrt(400 * LACK_OF_FIT)
     # A variance from 400 draws has a relative standard error of sqrt(2 / 399) = 7%.
     assert np.var(drops) / np.mean(claimed) == pytest.approx(1.0, abs=3 * 0.07)
 
@@ -110,9 +115,33 @@ def test_a_straight_line_in_log_cost_ends_at_the_least_exponent() -> None:
 
 
 def test_a_cliff_ends_at_the_largest_exponent() -> None:
-    points = {seed: {0.5: 4.0, 1.0: 3.0, 2.0: 3.0} for seed in (0, 1)}
+    points = {seed: {x: 3 + x**-3.2 for x in BUDGETS} for seed in (0, 1)}
     curve = fit_control_curve(points, 1.0)
     assert (curve.exponent, curve.exponent_at_bound) == (pytest.approx(LARGEST_EXPONENT), True)
+
+
+@pytest.mark.parametrize(
+    "means",
+    [
+        pytest.param({0.5: 5.9, 0.75: 5.8, 1.0: 5.4, 1.5: 4.6, 2.0: 4.4}, id="a late plateau"),
+        pytest.param({0.5: 4.10, 0.75: 4.05, 1.0: 3.99, 1.5: 3.86, 2.0: 3.80}, id="a bend"),
+        pytest.param({0.5: 4.10, 1.0: 3.99, 2.0: 3.70}, id="three budgets, falling ever faster"),
+        pytest.param({0.5: 4.30, 0.75: 4.10, 1.0: 4.0, 1.5: 3.93, 2.0: 3.96}, id="rises at the end"),
+        pytest.param({0.5: 4.30, 1.0: 4.0, 2.0: 4.05}, id="three budgets, rising at the end"),
+    ],
+)
+def test_refuses_a_curve_that_every_seed_leaves_in_the_same_way(means: dict[float, float]) -> None:
+    generator, refused = np.random.default_rng(0), 0
+    for _ in range(20):
+        level = generator.normal(0, 0.03, 5)
+        points = {seed: {x: mean + level[seed] + generator.normal(0, 0.01) for x, mean in means.items()} for seed in range(5)}
+        try:
+            fit_control_curve(points, 1.0)
+        except StudyError as error:
+            assert "from one falling power law" in str(error)
+            refused += 1
+    # Else an arm that equals the control has a difference, whose error more seeds make smaller than it is.
+    assert refused == 20
 
 
 def test_seeds_need_not_have_the_same_runs() -> None:

@@ -75,7 +75,26 @@ def test_nothing_is_extrapolated(study_data: dict[str, Any], trainer: FakeTraine
     assert local.charged["tokens"].comparison is not None
     assert local.charged["flops"].comparison is None
     assert "nothing is extrapolated" in local.charged["flops"].unavailable
-    assert local.speedup["flops"].value is None and "than" in local.speedup["flops"].sentence
+    found = local.speedup["flops"]
+    assert found.value is None and found.beyond is not None and found.sentence.startswith(found.outside)
+
+
+def test_arms_of_unequal_cost_are_not_contrasted_at_equal_cost(study_data: dict[str, Any], trainer: FakeTrainer) -> None:
+    contrasts = [{"arm": "delta", "against": "local", "why": "which is better"}]
+    decision = {"smallest_effect": 0.05, "charge": "flops"}
+    data = {**study_data, "budget": BUDGET_MULTIPLES, "decision": decision, "contrasts": contrasts}
+    trainer.study = StudyConfig.from_data(data)
+    trainer.spread(delta=-0.2)
+    records = trainer.run()
+    report = trainer.analyse(records)
+    (one,) = report.contrasts
+    ratio = report.arms["delta"].training_flops / report.arms["local"].training_flops
+    assert abs(ratio - 1) > 0.02
+    assert one.comparison is None and one.no_verdict.startswith(f"takes {ratio:.3f} times the FLOPs of local")
+    assert any(one.no_verdict in note for note in trainer.plan.notes), "known before the first run"
+    trainer.study = trainer.study.replace(decision={"smallest_effect": 0.05})
+    (one,) = trainer.analyse(records).contrasts
+    assert one.comparison is not None and one.comparison.verdict == "better" and not one.no_verdict
 
 
 def test_without_budget_multiples_only_what_is_equal_is_compared(study_data: dict[str, Any], trainer: FakeTrainer) -> None:

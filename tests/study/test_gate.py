@@ -137,6 +137,15 @@ def test_without_a_trained_control_nothing_has_a_verdict(trainer: FakeTrainer) -
     assert report.contrasts[0].no_verdict == "the control was not trained"
 
 
+def test_a_control_that_fails_once_is_not_said_to_fail_on_average(trainer: FakeTrainer) -> None:
+    trainer.spread(delta=-0.1)
+    trainer.bigram = 5.5
+    report = trainer.analyse()
+    gate = report.gate
+    assert gate is not None and gate.passed is False and gate.control is not None and gate.control < 5.5
+    assert report.answer.endswith("it does not beat a count bigram in every replicate.")
+
+
 def test_an_arm_that_fell_behind_the_control_it_began_as_is_not_trained(trainer: FakeTrainer) -> None:
     trainer.spread(delta=+0.1, scalars=+0.1)
     report = trainer.analyse()

@@ -77,7 +77,7 @@ def test_answer_and_outlook_of_a_study_of_twelve_arms_are_short() -> None:
         decide, following = outlook(report)
         assert len(decide.split()) <= 25 and len(following.split()) <= 45
         assert ("replicates, now 5" in decide) == ("undecided" in verdicts) and ("decided" in decide or "replicates" in decide)
-        assert ("second size" in following) == ("better" in verdicts)
+        assert ("another size" in following) == ("better" in verdicts)
 
 
 @pytest.mark.parametrize("name", DESIGNS)

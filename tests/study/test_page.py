@@ -22,11 +22,12 @@ from twoaxis.display import numbers as words
 from twoaxis.display.html import POLICY, breakable
 from twoaxis.display.theme import ARMS
 from twoaxis.study.figures import readable, study_figures
+from twoaxis.study.figures.budgets import speedup
 from twoaxis.study.figures.labels import Frame, place_labels, spread
 from twoaxis.study.page import render_page
 from twoaxis.study.report import write_report_files
-from twoaxis.study.report.text_tables import csv_tables
-from twoaxis.study.report_data import GateData, PairingData, ReportData, TuningData
+from twoaxis.study.report.text_tables import csv_tables, tuning_table
+from twoaxis.study.report_data import GateData, PairingData, ReportData, SpeedupData, TuningData
 
 from .report_example import DIVERGED, example, example_figures, example_page
 
@@ -244,6 +245,25 @@ def test_tables_hold_all_digits() -> None:
     written = list(csv.DictReader(io.StringIO(made["ablations"])))
     assert [float(row["loss_change"]) for row in written] == [one["loss_change"] for one in ablations] != []
     assert not re.search(r"\b(None|nan)\b", "".join(made.values()))
+
+
+def test_a_trial_that_has_not_ended_did_not_diverge() -> None:
+    losses = {"a": {"0.01": 7.7}, "b": {"0.01": None, "0.02": None}}
+    tuning = TuningData(seed=9, losses=losses, chosen={}, tokens=10)
+    assert tuning_table(example().replace(tuning=tuning))[1] == [
+        ["a", "7.7000", "\u2014", "not chosen yet"],
+        ["b", "diverged", "diverged", "none trained"],
+    ]
+
+
+def test_a_speedup_outside_the_budgets_says_on_which_side() -> None:
+    found = SpeedupData(value=None, low=None, high=None, sentence="", beyond=("less", 0.45))
+    data = example()
+    name = next(name for name, arm in data.arms.items() if arm.speedup)
+    data = data.replace(arms={**data.arms, name: data.arms[name].replace(speedup={"flops": found})})
+    figure = speedup(data)
+    assert figure is not None and "less than 0.45\u00d7" in json.dumps(figure.draw(900).to_dict(), ensure_ascii=False)
+    assert "less than 0.45\u00d7" in Page(render_page(data, study_figures(data))).text
 
 
 def test_chosen_rate_with_many_digits_is_marked() -> None:

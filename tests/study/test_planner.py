@@ -311,6 +311,9 @@ def test_a_design_without_a_verdict_says_so_before_the_first_run(study_data: dic
     decision = {"smallest_effect": 0.05, "charge": "flops"}
     (note,) = [note for note in _plan(study_data, decision=decision).notes if note.startswith("delta")]
     assert note.startswith("delta: no verdict at equal FLOPs: it takes 1.0") and note.endswith("or give budget.ladder")
+    short = _plan(study_data, decision=decision, budget={"steps": 40, "ladder": [0.5, 0.75]}).notes
+    (note,) = [note for note in short if note.startswith("delta")]
+    assert "whose loss is measured at 0.5 to 1 times its budget only" in note and note.endswith("or lengthen budget.ladder")
     for decided in (
         {"budget": {"steps": 400}, "match": "flops"},
         {"budget": {"flops": 1e10}},

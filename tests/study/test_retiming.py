@@ -121,6 +121,8 @@ def test_one_timing_is_not_enough(ran: Ran) -> None:
     assert "before the runs only" in report.arms["local"].charged["seconds"].unavailable
     report = analysed(ran, shifted(ran[0], "plain", 1.0).replace(environment={"threads": 8}))
     assert report.timing is not None and "different machines" in report.timing.sentence
+    twice = analysed(ran, shifted(ran[0], "local", 100.0).replace(environment={"threads": 8}))
+    assert twice.arms["local"].step_seconds == report.arms["local"].step_seconds, "seconds that no machine takes"
 
 
 def test_a_design_decided_by_seconds_has_no_verdict_then(ran: Ran) -> None:
@@ -134,13 +136,27 @@ def test_seconds_are_measured_again_once_all_runs_have_ended(trainer: FakeTraine
     trainer.spread()
     trainer.actions["delta/1"] = ["kill"]
     trainer.run()
-    assert folder.timing_after is None and not measure_again(folder, fake_timer)
     first = folder.plan.timing
+    assert first is not None and folder.timing_after == first, "the run that was killed may never end"
+    marked = first.replace(warmup_steps=7)
+    folder.keep_timing_after(marked)
     trainer.run()
-    assert folder.timing_after == first == folder.plan.timing, "the same machine; each is kept where it was"
-    assert not measure_again(folder, fake_timer), "once"
+    assert folder.timing_after == first == folder.timing_before, "again, since a run has been made"
+    folder.keep_timing_after(marked)
+    trainer.run()
+    assert folder.timing_after == marked, "once"
     report = read_study_folder(trainer.folder)
     assert report.timing is not None and report.timing.agree
+
+
+def test_a_run_that_fails_for_ever_does_not_put_off_the_second_timing(trainer: FakeTrainer) -> None:
+    trainer.spread(local=-0.1)
+    trainer.actions["delta/1"] = ["bad input", "bad input"]
+    records = trainer.run()
+    assert StudyFolder(trainer.folder).timing_after is not None
+    assert {record.status for record in records.values()} == {"finished", "failed"}
+    trainer.run()
+    assert trainer.order.count("delta/1") == 2, "a failed run is tried again"
 
 
 def test_a_study_that_moves_is_timed_on_the_machine_where_it_ends(trainer: FakeTrainer) -> None:

@@ -56,7 +56,7 @@ def test_runs_of_a_neighbour_are_used(first: FakeTrainer, study_data: dict[str, 
     assert second.run() == records
 
 
-@pytest.mark.parametrize("key", ["code", "threads"])
+@pytest.mark.parametrize("key", ["code", "threads", "kernels"])
 def test_other_code_or_machine_is_not_the_same_run(first: FakeTrainer, study_data: dict[str, Any], key: str) -> None:
     for path in first.folder.glob("runs/*/seed-*/env.json"):
         path.write_text(json.dumps({**json.loads(path.read_text()), key: "another"}))

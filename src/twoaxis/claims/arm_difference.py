@@ -94,10 +94,22 @@ def planned(report: Mapping[str, Any], arm: Arm, other: Arm) -> Difference | Non
     for contrast in report.get("contrasts", ()):
         names = contrast["arm"], contrast["against"]
         comparison = contrast["comparison"]
-        found = _difference(comparison, comparison and not contrast.get("no_verdict") and comparison["verdict"])
+        found = _difference(comparison, comparison and comparison["verdict"])
         if found is not None and names in ((arm.name, other.name), (other.name, arm.name)):
             return found if names[0] == arm.name else _reversed(found)
     return None
+
+
+def withheld(report: Mapping[str, Any], arm: Arm, other: Arm) -> str:
+    """The reason why the study gives no verdict on two arms of which it has all runs, or ""."""
+    untrained = (report.get("gate") or {}).get("not_trained", ())
+    if names := [one.name for one in (arm, other) if one.name in untrained]:
+        return f"not trained: {', '.join(names)}"
+    for one, rival in ((arm, other), (other, arm)):
+        if rival.data.get("control") and one.data.get("role") == "treatment":
+            return one.data.get("no_verdict", "")
+    pair = {arm.name, other.name}
+    return next((c.get("no_verdict", "") for c in report.get("contrasts", ()) if {c["arm"], c["against"]} == pair), "")
 
 
 def _difference(comparison: Mapping[str, Any] | None, verdict: str | Literal[False] | None) -> Difference | None:

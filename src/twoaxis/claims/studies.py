@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from twoaxis.claims.arm_difference import Arm, Outcome, Wanted, judge, paired, planned
+from twoaxis.claims.arm_difference import Arm, Outcome, Wanted, judge, paired, planned, withheld
 from twoaxis.claims.claim import EvidenceTable, Finding
 from twoaxis.core.kept_reports import KEPT, KeptReport, kept_reports
 
@@ -147,7 +147,7 @@ def evidence_of(question: Question, kept: KeptReport) -> StudyEvidence | None:
     if not tested:
         return None
     tests = [(arm, other) for arm in tested for _, others in opponents(arm, question.rivals) for other in others]
-    unplanned = sum(not question.unfair(*test) and planned(report, *test) is None for test in tests)
+    unplanned = sum(not _obstacle(question, report, *test) and planned(report, *test) is None for test in tests)
 
     def pairs(arm: Arm, rivals: Sequence[Rival]) -> tuple[Pair, ...]:
         absent = [Pair(arm.name, rival.name, "", "not compared", "") for rival, others in opponents(arm, rivals) if not others]
@@ -181,8 +181,12 @@ def _outcome(question: Question, arms: Sequence[Sequence[Pair]]) -> Literal["for
     return "against" if all(lost) else "undecided"
 
 
+def _obstacle(question: Question, report: Mapping[str, Any], arm: Arm, other: Arm) -> str:
+    return question.unfair(arm, other) or withheld(report, arm, other)
+
+
 def _pair(question: Question, report: Mapping[str, Any], arm: Arm, rival: Rival, other: Arm, unplanned: int) -> Pair:
-    if reason := question.unfair(arm, other):
+    if reason := _obstacle(question, report, arm, other):
         return Pair(arm.name, rival.name, other.name, "not compared", reason)
     found = planned(report, arm, other) or paired(arm, other, unplanned)
     if found is None:

@@ -11,6 +11,7 @@ from pydantic import Field
 from twoaxis.core.config import Config
 from twoaxis.core.errors import ConfigError, StudyError
 from twoaxis.core.text import json_value
+from twoaxis.display import numbers as words
 
 VERSION = "twoaxis.report/2"
 """Version of the file format; it changes when a field changes its meaning."""
@@ -100,6 +101,8 @@ class SpeedupData(Config):
         high: upper end of the interval.
         bootstrap95: interval of a bootstrap over seeds that refits the curve.
         sentence: summary.
+        beyond: the side of the measured budgets on which the value lies, and the bound there; null for a value inside, and in
+            old reports.
     """
 
     value: float | None
@@ -107,6 +110,12 @@ class SpeedupData(Config):
     high: float | None
     bootstrap95: tuple[float | None, float | None] | None = None
     sentence: str
+    beyond: tuple[Literal["less", "more"], float] | None = None
+
+    @property
+    def outside(self) -> str:
+        """Where a value lies that is outside the measured budgets."""
+        return "outside the measured budgets" if self.beyond is None else f"{self.beyond[0]} than {words.ratio(self.beyond[1])}"
 
 
 class ChangeData(Config):
@@ -281,7 +290,7 @@ class TuningData(Config):
 
     Attributes:
         seed: of all trials; no replicate has it.
-        losses: by arm and learning rate; null for a diverged trial.
+        losses: by arm and learning rate; null for a diverged trial, and absent for one that has not ended.
         chosen: learning rate by arm.
         tokens: of all trials.
         tokens_each: of one trial; null in old reports.
@@ -410,6 +419,11 @@ class RunData(Config):
     recipe: dict[str, Any]
     data: dict[str, Any]
     environment: dict[str, Any]
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether another call of the study leaves it as it is."""
+        return self.status in ("finished", "diverged")
 
 
 class ReportData(Config):

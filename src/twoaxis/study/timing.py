@@ -144,7 +144,9 @@ def disagreement(before: Timing, after: Timing, control: str) -> dict[str, float
 
 
 def pooled(before: Timing, after: Timing) -> Timing:
-    """Joins the rounds of both timings."""
+    """Joins the rounds of both timings; of two machines, the first alone counts."""
+    if not after.is_of_machine_of(before):
+        return before
     seconds = {arm: (*times, *after.seconds.get(arm, ())) for arm, times in before.seconds.items()}
     return before.replace(seconds=seconds)
 

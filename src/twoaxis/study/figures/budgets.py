@@ -67,9 +67,10 @@ def control_curve(data: ReportData) -> Figure | None:
 
 
 def _known(arm: ArmData) -> float:
-    """The sort key of a row: the speedup, or a known end of its interval."""
+    """The sort key of a row: the speedup or its bound, or a known end of its interval."""
     found = next(iter(arm.speedup.values()))
-    return next((end for end in (found.value, found.low, found.high) if end is not None), 0.0)
+    bound = found.beyond and found.beyond[1]
+    return next((end for end in (found.value, bound, found.low, found.high) if end is not None), 0.0)
 
 
 def _row(name: str, color: str, found: SpeedupData | None) -> Interval:
@@ -77,8 +78,7 @@ def _row(name: str, color: str, found: SpeedupData | None) -> Interval:
         return Interval(name, color, text="not known", description=f"{name}: not known")
     if found.value is None:
         # One known end is still a bound.
-        where = "outside the measured budgets"
-        return Interval(name, color, None, found.low, found.high, text=where, description=f"{name}: {found.sentence}")
+        return Interval(name, color, None, found.low, found.high, text=found.outside, description=f"{name}: {found.sentence}")
     ends = [words.ratio(end) if end is not None else "outside the measured budgets" for end in (found.low, found.high)]
     description = f"{name}: {words.ratio(found.value)}, {ends[0]} to {ends[1]}"
     return Interval(name, color, found.value, found.low, found.high, description=description)

@@ -7,7 +7,7 @@ from typing import Any
 from twoaxis.display import numbers as words
 from twoaxis.display.html import Cell, Markup, bullets, code, details, heading, joined, number, paragraph, part, table
 from twoaxis.study.page.costs import setting
-from twoaxis.study.report.answer import outlook
+from twoaxis.study.report.answer import COMPLETE, outlook
 from twoaxis.study.report_data import ReportData, RunData
 
 TEMPLATE = "twoaxis.study.page/answer.html"
@@ -24,11 +24,11 @@ def problems(data: ReportData) -> list[str]:
     """Warnings before the verdicts: missing runs and broken pairs."""
     found = []
     wanted = [run for run in data.runs if run.role != "trial"]
-    finished = sum(run.status == "finished" for run in wanted)
+    finished, diverged = (sum(run.status == status for run in wanted) for status in ("finished", "diverged"))
     if finished < len(wanted):
         found.append(
-            f"{finished} of {len(wanted)} runs have finished. Arms without all of their replicates get no verdict. Run the "
-            "study again to complete it; what has finished is kept."
+            f"{finished} of {len(wanted)} runs have finished{f', {diverged} have diverged' if diverged else ''}. Arms without "
+            f"all of their replicates get no verdict.{f' {COMPLETE}' if finished + diverged < len(wanted) else ''}"
         )
     if any(pair.get("problems") for pair in data.pairing.pairs):
         found.append(data.pairing.sentence)

@@ -149,10 +149,7 @@ def _equal_cost_table(data: ReportData, charge: Charge) -> str:
 def _speedup(found: SpeedupData | None) -> tuple[Cell, Cell, Cell]:
     if found is None:
         return None, None, None
-    value = number(found.value, words.ratio)
-    if found.value is None and found.low is None and found.high is None:
-        return "outside the budgets", None, None
-    pair = found.bootstrap95
+    value, pair = number(found.value, words.ratio) or found.outside, found.bootstrap95
     return value, _between(found.low, found.high), _between(*pair) if pair else None
 
 

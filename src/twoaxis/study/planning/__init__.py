@@ -95,17 +95,27 @@ def _spend_budget(study: StudyConfig, recipes: dict[str, TrainConfig], timer: Ti
 
 
 def _without_verdict(study: StudyConfig, plan: StudyPlan) -> Iterator[str]:
-    """The treatments that the design leaves without a verdict, one line each."""
-    charge, control = study.decision.charge, plan.control
-    if charge == "tokens" or study.budget.ladder or (charge == "seconds" and plan.timing is None):
+    """The comparisons that the design leaves without a verdict, one line each."""
+    charge, control, ladder = study.decision.charge, plan.control, (1.0, *study.budget.ladder)
+    if charge == "tokens" or (charge == "seconds" and plan.timing is None):
         return
     for arm in plan.of_role("treatment"):
         ratio = plan.cost_ratio(arm, charge)
-        if ratio is not None and not plan.is_matched(arm, charge):
-            yield (
-                f"{arm.name}: no verdict at equal {UNITS[charge]}: it takes {ratio:.3f} times those of {control.name}, whose "
-                "loss is measured at one budget only; match it to the control, or give budget.ladder"
-            )
+        if ratio is None or plan.is_matched(arm, charge):
+            continue
+        if len(ladder) == 1:
+            why, remedy = "one budget only", "give budget.ladder"
+        elif not min(ladder) <= ratio <= max(ladder):
+            why, remedy = f"{min(ladder):g} to {max(ladder):g} times its budget only", "lengthen budget.ladder"
+        else:
+            continue
+        yield (
+            f"{arm.name}: no verdict at equal {UNITS[charge]}: it takes {ratio:.3f} times those of {control.name}, whose "
+            f"loss is measured at {why}; match it to the control, or {remedy}"
+        )
+    for one in plan.contrasts:
+        if why := plan.unequal(one, charge):
+            yield f"{one.arm} against {one.against}: no verdict at equal {UNITS[charge]}: {one.arm} {why}; match them"
 
 
 class CompanionPlanner:

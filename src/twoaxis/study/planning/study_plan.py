@@ -5,7 +5,7 @@ from typing import Any, Literal
 from twoaxis.core.config import Config
 from twoaxis.study.design.rules import TOLERANCE, CompanionMatch
 from twoaxis.study.planning.equal_cost import THE_CONTROL, tokens_per_step, with_steps
-from twoaxis.study.report_data import ChangeData, Charge, Role
+from twoaxis.study.report_data import UNITS, ChangeData, Charge, Role
 from twoaxis.study.timing import Timing
 from twoaxis.train.recipe import TrainConfig
 
@@ -155,6 +155,22 @@ class StudyPlan(Config):
             one.got / one.wanted for one in arm.changes if one.of == charge and one.to in (THE_CONTROL, self.control.name)
         ]
         return ratio is not None and (abs(ratio - 1) < EQUAL or any(abs(ratio / one - 1) <= TOLERANCE for one in by_design))
+
+    def unequal(self, contrast: PlannedContrast, charge: Charge) -> str:
+        """The reason why losses of two arms are not compared at equal cost, or "".
+
+        They are compared as they are, so the arms have to cost the same; a companion is compared at what it was matched by.
+        """
+        arm, against = self.arm(contrast.arm), self.arm(contrast.against)
+        matched = all(one.role == "control" or self.is_matched(one, charge) for one in (arm, against))
+        if charge == "tokens" or against.role == "companion" or matched:
+            return ""
+        cost, other = self.cost_of(arm, charge), self.cost_of(against, charge)
+        if cost is None or not other:
+            return f"{UNITS[charge]} were not measured"
+        ratio = cost / other
+        same = abs(ratio - 1) <= TOLERANCE
+        return "" if same else f"takes {ratio:.3f} times the {UNITS[charge]} of {against.name}, and neither is charged for more"
 
     def seconds_of(self, arm: PlannedArm) -> float | None:
         """Seconds of the steps of one run of an arm; None without a timing."""

@@ -248,7 +248,7 @@ def _contrasts(study: StudyConfig, plan: StudyPlan, decided: Comparisons, obstac
     found = []
     for contrast in plan.contrasts:
         comparison = decided.contrasts.get((contrast.arm, contrast.against))
-        reason = contrast_obstacle(obstacles, contrast.arm, contrast.against, contrast.matched)
+        reason = contrast_obstacle(plan, obstacles, contrast, study.decision.charge)
         if comparison is not None and reason:
             comparison = comparison.withheld()
         found.append(
@@ -271,9 +271,11 @@ def _tuning(plan: StudyPlan, records: Records, rates: Mapping[str, float]) -> Tu
         return None
     losses: dict[str, dict[str, float | None]] = {}
     for arm in trials:
-        lr = arm.train_config(arm.seeds[0]).optimizer.lr
-        losses.setdefault(arm.tuned_as, {})[f"{lr:g}"] = records[RunKey(arm.name, arm.seeds[0])].loss
-    edges = {name: {f(map(float, tried)) for f in (min, max)} for name, tried in losses.items()}
+        lr, record = arm.train_config(arm.seeds[0]).optimizer.lr, records[RunKey(arm.name, arm.seeds[0])]
+        tried = losses.setdefault(arm.tuned_as, {})
+        if record.status in ("finished", "diverged"):
+            tried[f"{lr:g}"] = record.loss
+    edges = {name: {f(map(float, tried)) for f in (min, max)} for name, tried in losses.items() if tried}
     return TuningData(
         seed=trials[0].seeds[0],
         losses=losses,

@@ -8,6 +8,9 @@ from twoaxis.study.report_data import UNITS, ArmData, Charge, ComparisonData, Re
 NAMED = 3
 """Arms of each verdict named by a finding; more are counted."""
 
+COMPLETE = "Run the study again to complete it; what has finished is kept."
+"""What to do about runs that have neither finished nor diverged."""
+
 MOST_WORDS = 20
 """Length limit of an answer that names every arm; else arms are counted."""
 
@@ -44,7 +47,8 @@ def outlook(report: ReportData) -> tuple[str, str]:
     by, n, tuning = _by_verdict(found), report.arms[report.control].replicates_planned, report.tuning
     needed = {name: found[name].replicates_needed or 0 for name in by["undecided"]}
     ranked = sorted((more, name) for name, more in needed.items() if more > n)
-    decide = "" if by["undecided"] or not (by["better"] or by["worse"]) else "Every comparison is decided."
+    decided = all(arm.verdict for arm in _treatments(report).values()) and not any(one.no_verdict for one in report.asked)
+    decide = "Every comparison is decided." if decided and not by["undecided"] else ""
     if ranked:
         ends = dict((ranked[-1], ranked[0]))
         some = " to ".join(
@@ -53,13 +57,15 @@ def outlook(report: ReportData) -> tuple[str, str]:
         effect = report.design.get("decision", {}).get("smallest_effect", 0)
         decide = f"About {some} replicates, now {n}, to find a difference of {effect:g} nats with power 0.8."
     steps = [report.gate.change] if report.gate is not None and report.gate.change else []
-    if not report.complete:
-        steps.append("Run the study again to complete it; what has finished is kept.")
+    if not all(run.has_ended for run in report.runs):
+        steps.append(COMPLETE)
+    if diverged := _diverged(report):
+        steps.append(f"Try lower learning rates for {_listed(diverged)}, which diverged.")
     if tuning is not None and tuning.at_edge:
         steps.append(f"Widen the grid of learning rates of {_listed(tuning.at_edge)}, whose best rate is at its end.")
     if by["better"]:
         best = by["better"][0]
-        steps.append(f"Repeat {best} at a second size and budget: the sign has to hold there.")
+        steps.append(f"Repeat {best} at another size and budget: the sign has to hold there.")
     elif ranked:
         more, name = ranked[0]
         suggestive = _listed([name for name in by["undecided"] if found[name].suggestive] or [name])
@@ -71,9 +77,9 @@ def outlook(report: ReportData) -> tuple[str, str]:
 
 
 def finished_replicates(report: ReportData) -> tuple[int, int]:
-    """The numbers of complete and of planned replicates."""
+    """The numbers of replicates whose runs have all ended, and of planned ones."""
     planned = report.arms[report.control].replicates_planned
-    open_seeds = {run.seed for run in report.runs if run.role != "trial" and run.status != "finished"}
+    open_seeds = {run.seed for run in report.runs if run.role != "trial" and not run.has_ended}
     seeds = {run.seed for run in report.runs if run.role == "control"}
     return len(seeds - open_seeds), planned
 
@@ -106,10 +112,17 @@ def _untrained(report: ReportData) -> str:
     assert gate is not None and gate.control is not None
     if gate.bigram is None:
         return "No verdict: the control was not trained; its answers are no better than guesses."
+    if gate.control < gate.bigram:
+        return "No verdict: the control was not trained; it does not beat a count bigram in every replicate."
     return (
         f"No verdict: the control was not trained; at {gate.control:.2f} nats it does not beat a count bigram "
         f"({gate.bigram:.2f})."
     )
+
+
+def _diverged(report: ReportData) -> list[str]:
+    """The arms with a replicate that diverged."""
+    return list(dict.fromkeys(run.arm for run in report.runs if run.role != "trial" and run.status == "diverged"))
 
 
 def _nothing_yet(report: ReportData, arms: Mapping[str, ArmData]) -> str:
@@ -254,7 +267,9 @@ def _named(name: str, one: ComparisonData) -> str:
 
 
 def _effect(one: ComparisonData) -> str:
-    return words.signed(round(one.mean_difference, 3)).rstrip("0").rstrip(".") if one.mean_difference else "0"
+    # A decided effect keeps its sign, however small.
+    shown = round(one.mean_difference, 3) or one.mean_difference
+    return words.signed(shown).rstrip("0").rstrip(".") if shown else "0"
 
 
 def _numbers(one: ComparisonData) -> str:

@@ -116,7 +116,8 @@ def tuning_table(data: ReportData) -> tuple[list[str], list[list[str]]]:
     for name, losses in tuning.losses.items():
         where = "at the end of its grid" if name in tuning.at_edge else "inside its grid"
         trials = [_trial(losses, rate, tuning.is_chosen(name, rate)) for rate in tuning.rates]
-        rows.append([name, *trials, where if name in tuning.chosen else "none trained"])
+        open_ = not tuning.chosen and any(rate not in losses or losses[rate] is not None for rate in tuning.rates)
+        rows.append([name, *trials, where if name in tuning.chosen else "not chosen yet" if open_ else "none trained"])
     return ["arm", *(f"lr {rate}" for rate in tuning.rates), "chosen rate"], rows
 
 

@@ -87,8 +87,9 @@ def run_study(
                     progress.note(note)
             timer = timer or _process_timer(study_folder.path, progress)
             measure_where_moved(study_folder, timer)
-            _Session(study_folder.plan, study_folder, progress, engine, command).run()
-            measure_again(study_folder, timer)
+            session = _Session(study_folder.plan, study_folder, progress, engine, command)
+            session.run()
+            measure_again(study_folder, timer, anew=session.has_run)
             return {key: study_folder.record(key) for key in run_keys(study_folder.plan)}
     finally:
         progress.stop()
@@ -133,29 +134,34 @@ def measure_where_moved(folder: StudyFolder, timer: Timer) -> bool:
     So that both timings that are compared are of one machine.
     """
     before, here = folder.timing_before, platform.platform()
-    if before is None or before.environment.get("platform", here) == here or _all_ended(folder):
+    if before is None or before.environment.get("platform", here) == here or _all_are(folder, DONE):
         return False
     folder.keep_timing_before(_timed(folder, before, timer))
     return True
 
 
-def measure_again(folder: StudyFolder, timer: Timer) -> bool:
-    """Measures seconds a second time once all runs have ended; returns whether it did.
+def measure_again(folder: StudyFolder, timer: Timer, anew: bool = False) -> bool:
+    """Measures seconds a second time once all runs have ended or failed; returns whether it did.
 
-    Where the second timing is of another machine than the first, it becomes the first of that machine.
+    With `anew`, runs have been made since the last time, if there was one. Where the second timing is of another machine than
+    the first, it becomes the first of that machine.
     """
     before, after = folder.timing_before, folder.timing_after
-    if before is None or not _all_ended(folder) or (after is not None and after.is_of_machine_of(before)):
+    # A run that fails may fail for ever.
+    if before is None or not _all_are(folder, (*DONE, "failed")):
+        return False
+    here = after is None or after.is_of_machine_of(before)
+    if after is not None and here and not anew:
         return False
     again = _timed(folder, before, timer)
-    if after is not None:
+    if after is not None and not here:
         folder.keep_timing_before(after)
     folder.keep_timing_after(again)
     return True
 
 
-def _all_ended(folder: StudyFolder) -> bool:
-    return all(folder.record(key).status in DONE for key in run_keys(folder.plan))
+def _all_are(folder: StudyFolder, statuses: Sequence[str]) -> bool:
+    return all(folder.record(key).status in statuses for key in run_keys(folder.plan))
 
 
 def _timed(folder: StudyFolder, before: Timing, timer: Timer) -> Timing:
@@ -173,6 +179,7 @@ class _Session:
         self.cache = RunCache(folder, engine.threads)
         self.counts: dict[str, LineCount] = {}
         self.logs: dict[str, int] = {}
+        self.has_run = False
 
     def run(self) -> None:
         """Runs trials, chooses learning rates, and runs everything else."""
@@ -249,6 +256,7 @@ class _Session:
             tasks.append(self._task(key, recipe))
             self.by_name[str(key)] = key
         if tasks:
+            self.has_run = True
             self.engine.run(tasks, self)
 
     def _task(self, key: RunKey, recipe: TrainConfig) -> Task:

@@ -18,7 +18,7 @@ from twoaxis.train.recipe import TrainConfig
 from twoaxis.train.run_folder import RunFolder, json_bytes
 from twoaxis.train.token_loss import choose_device, choose_dtype
 
-SAME = ("code", "versions", "platform", "threads", "device", "device_name", "precision")
+SAME = ("code", "versions", "platform", "threads", "device", "device_name", "precision", "kernels")
 """Keys of the environment that may change the last digits of a loss, and so must be equal."""
 
 

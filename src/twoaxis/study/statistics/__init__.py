@@ -11,7 +11,7 @@ from twoaxis.core.errors import StudyError
 from twoaxis.display import numbers as words
 from twoaxis.statistics import Comparison, SharedError, compare
 from twoaxis.study.design.rules import DecisionConfig
-from twoaxis.study.planning.study_plan import EQUAL, PlannedArm, StudyPlan
+from twoaxis.study.planning.study_plan import EQUAL, PlannedArm, PlannedContrast, StudyPlan
 from twoaxis.study.report_data import UNITS, Charge, ComparisonData, CurveData, EqualCostData, PointData
 from twoaxis.study.statistics.control_curve import (
     ControlCurve,
@@ -252,11 +252,11 @@ def decide(
     Contrasts are corrected in the family of the kind of cost that the rule names.
     """
     size, charged = family_size(plan), {arm.name: {} for arm in plan.of_role("treatment", "companion")}
-    differences = _contrasts(plan, losses, obstacles)
     contrasts: dict[tuple[str, str], ComparisonData] = {}
     for charge, curve in curves.items():
         treatments = inputs_at_equal_cost(plan, losses, obstacles.missing, plan.of_role("treatment"), curve)
         companions = inputs_at_equal_cost(plan, losses, obstacles.missing, plan.of_role("companion"), curve)
+        differences = _contrasts(plan, losses, obstacles, charge)
         family = {**treatments.differences, **{f"{arm} {against}": d for (arm, against), d in differences.items()}}
         decided = compare(family, rule.alpha, rule.smallest_effect, size, treatments.shared) if family else {}
         alone = companions.differences
@@ -274,13 +274,13 @@ def decide(
     return Comparisons(charged, contrasts)
 
 
-def contrast_obstacle(obstacles: Obstacles, arm: str, against: str, matched: str) -> str:
-    """The reason for no verdict of a contrast, or ""."""
-    for name in (arm, against):
+def contrast_obstacle(plan: StudyPlan, obstacles: Obstacles, one: PlannedContrast, charge: Charge) -> str:
+    """The reason for no verdict of a contrast at equal cost, or ""."""
+    for name in (one.arm, one.against):
         for why in (obstacles.missing.get(name, ""), obstacles.untrained.get(name, "")):
             if why:
-                return why if name == arm else f"{name}: {why}"
-    return obstacles.seconds if matched == "seconds" else ""
+                return why if name == one.arm else f"{name}: {why}"
+    return plan.unequal(one, charge) or (obstacles.seconds if one.matched == "seconds" else "")
 
 
 def _with_verdict(one: EqualCostData, found: ComparisonData, charge: Charge, obstacles: Obstacles, name: str) -> EqualCostData:
@@ -288,9 +288,9 @@ def _with_verdict(one: EqualCostData, found: ComparisonData, charge: Charge, obs
     return one.replace(comparison=found.withheld() if why else found, unavailable=why)
 
 
-def _contrasts(plan: StudyPlan, losses: Losses, obstacles: Obstacles) -> dict[tuple[str, str], list[float]]:
+def _contrasts(plan: StudyPlan, losses: Losses, obstacles: Obstacles, charge: Charge) -> dict[tuple[str, str], list[float]]:
     return {
         (one.arm, one.against): [losses[one.arm][seed] - losses[one.against][seed] for seed in plan.arm(one.arm).seeds]
         for one in plan.contrasts
-        if not obstacles.missing.get(one.arm) and not obstacles.missing.get(one.against)
+        if not (obstacles.missing.get(one.arm) or obstacles.missing.get(one.against) or plan.unequal(one, charge))
     }

@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 from scipy.optimize import minimize_scalar
+from scipy.special import fdtrc
 
 from twoaxis.core.errors import StudyError, problem
 from twoaxis.statistics import SharedError
@@ -29,6 +30,12 @@ _ROUNDING = 1e-9
 
 LEAST_EXPONENT, LARGEST_EXPONENT = 0.02, 3.0
 """Range of the search. At the least exponent, the curve is nearly a straight line in log x."""
+
+LACK_OF_FIT = 0.01
+"""Probability of refusing the losses of a control that do follow the curve."""
+
+_HARMLESS = 0.01
+"""Misfit over the fall of the loss that no comparison notices."""
 
 _EXPONENTS = np.geomspace(LEAST_EXPONENT, LARGEST_EXPONENT, 400)
 
@@ -153,8 +160,8 @@ def fit_control_curve(points: Mapping[int, Mapping[float, float]], budget: float
         budget: cost of the control in the study itself.
 
     Raises:
-        StudyError: too few budgets or runs, a budget outside the measured range, a number that is not finite, or a loss that
-            does not fall with cost.
+        StudyError: too few budgets or runs, a budget outside the measured range, a number that is not finite, a loss that
+            does not fall with cost, or one that leaves the curve in the same way with every seed.
 
     Example:
         >>> losses = {seed: {cost: 3 + seed / 50 + 0.5 * cost**-0.3 for cost in (0.5, 1, 2)} for seed in (0, 1)}
@@ -182,6 +189,7 @@ def fit_control_curve(points: Mapping[int, Mapping[float, float]], budget: float
     level = losses - amplitude * x**-exponent
     offsets = np.bincount(index, level) / np.bincount(index)
     residuals, df = level - offsets[index], len(losses) - len(seeds) - 2
+    _check_fit(x, losses, index, residuals, shape=1 if at_bound else 2)
     residual_sd = math.sqrt(float(residuals @ residuals) / df)
     basis = centred(gradient(x, amplitude, exponent), index)
     covariance = residual_sd**2 * np.linalg.inv(basis @ basis.T)
@@ -300,6 +308,39 @@ def _check(
                 budget,
                 f"in the range of its measured costs, {costs.min():.4g} to {costs.max():.4g}",
                 "include its own runs among the points",
+            )
+        )
+
+
+def _check_fit(
+    x: Float[np.ndarray, " P"],
+    losses: Float[np.ndarray, " P"],
+    index: Int[np.ndarray, " P"],
+    residuals: Float[np.ndarray, " P"],
+    shape: int,
+) -> None:
+    """Refuses a curve with residuals that seeds share: `drop_error` takes them for noise, which more seeds would average out.
+
+    An F test against a free mean for every budget. It needs more budgets than the curve has parameters of its shape, and seeds
+    that repeat them.
+    """
+    member = (np.unique(index)[:, None] == index).astype(np.float64)
+    levels = (np.unique(x)[1:, None] == x).astype(np.float64)
+    free = np.concatenate([member, levels]).T
+    best, _, rank, _ = np.linalg.lstsq(free, losses)
+    around = float(((losses - free @ best) ** 2).sum())
+    shared = max(float(residuals @ residuals) - around, 0.0)
+    df_shared, df = int(rank) - len(member) - shape, len(losses) - int(rank)
+    misfit, fall = math.sqrt(shared / len(losses)), float(np.ptp(centred(losses - residuals, index)))
+    if df_shared < 1 or df < 1 or misfit < _HARMLESS * fall:
+        return
+    if around == 0 or fdtrc(df_shared, df, shared / df_shared / (around / df)) < LACK_OF_FIT:
+        raise StudyError(
+            problem(
+                "distance of the control's losses from one falling power law",
+                f"{misfit:.4f} nats per token, the same way with every seed",
+                "within the noise of single runs",
+                "match the arms to the control's cost, or give budgets nearer to those of the arms",
             )
         )
 

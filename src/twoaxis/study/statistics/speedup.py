@@ -41,6 +41,7 @@ def speedup(plan: StudyPlan, arm: PlannedArm, losses: Losses, control: ControlCo
         low=_known(ends[0]),
         high=_known(ends[1]),
         bootstrap95=(_known(low), _known(high)),
+        beyond=(found.value.side, found.value.multiple) if isinstance(found.value, OutOfRange) else None,
         sentence=f"{multiple_text(found.value)} by {UNITS[control.charge]}, 95 % interval {interval}",
     )
 
@@ -170,7 +171,7 @@ def _over(end: float | OutOfRange, curve: ControlCurve, cost: float) -> float | 
 
 
 def _scaled(value: float | OutOfRange, factor: float) -> float | OutOfRange:
-    return value if isinstance(value, OutOfRange) else value * factor
+    return OutOfRange(value.side, value.multiple * factor) if isinstance(value, OutOfRange) else value * factor
 
 
 def _known(value: float | OutOfRange) -> float | None:
