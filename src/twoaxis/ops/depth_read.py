@@ -163,11 +163,15 @@ def depth_scores(
 
 
 def with_gradient(inverse_rms: Float[Tensor, "B T"], v: Float[Tensor, "B T D"]) -> Float[Tensor, "B T"]:
-    """Returns the inverse rms of v with its gradient, dr = -r^3/2 d mean(v^2), for any eps."""
+    """Returns the inverse rms of v with all its derivatives, for any eps.
+
+    Equation: r(v + dv) = r (1 + r^2 d mean(v^2))^(-1/2)
+    """
     if inverse_rms.requires_grad or not torch.is_grad_enabled():
         return inverse_rms
-    square = v.to(inverse_rms.dtype).square().mean(-1)
-    return inverse_rms - inverse_rms.pow(3) / 2 * (square - square.detach())
+    # A derivative in forward mode would count twice.
+    r, square = inverse_rms.detach(), v.to(inverse_rms.dtype).square().mean(-1)
+    return r * torch.rsqrt(1 + r.square() * (square - square.detach()))
 
 
 @outside_autocast

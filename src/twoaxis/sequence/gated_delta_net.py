@@ -205,8 +205,8 @@ class GatedDeltaNet(LocalPlaces, SequenceMixer, config=GatedDeltaNetConfig):
         """Queries and keys of length 1, and values, each [B H T _]."""
         H, K = self.config.n_heads, self.key_width
         q_k, v = channels.split((2 * H * K, channels.shape[-1] - 2 * H * K), dim=-1)
-        # The root mean square of K numbers is their length over sqrt(K).
-        length_one = channels.new_full((K,), 1 / math.sqrt(K))
+        # The root mean square of K numbers is their length over sqrt(K), which bfloat16 would round.
+        length_one = channels.new_full((K,), 1 / math.sqrt(K), dtype=statistics_dtype(channels))
         q_k = rms_norm(q_k.unflatten(-1, (2 * H, K)), length_one, self.config.qk_eps / K, self.config.impl)
         q, k = q_k.transpose(1, 2).chunk(2, dim=1)
         return q, k, v.unflatten(-1, (H, -1)).transpose(1, 2)

@@ -22,7 +22,7 @@ from twoaxis.core.views import Views
 from twoaxis.local.base import TokenHistory
 from twoaxis.ops.causal_conv import causal_conv
 from twoaxis.ops.norm import rms_norm
-from twoaxis.ops.precision import Impl
+from twoaxis.ops.precision import Impl, statistics_dtype
 from twoaxis.ops.reflected_attention import PathPast, path_attention
 from twoaxis.ops.scores import linear_scores
 from twoaxis.sequence.base import GroupedHeadOptions, OutputOptions, SequenceConfig, SequenceMixer
@@ -181,8 +181,8 @@ class PathAttention(SequenceMixer, config=PathAttentionConfig):
         x = self.w_up(context if self.w_down is None else self.w_down(context))
         documents = history.documents(layout)
         w = F.silu(causal_conv(x, self.taps, history=history.tokens, documents=documents, impl=config.impl))
-        # The root mean square of K numbers is their length over sqrt(K).
-        length_one = w.new_full((K,), 1 / math.sqrt(K))
+        # The root mean square of K numbers is their length over sqrt(K), which bfloat16 would round.
+        length_one = w.new_full((K,), 1 / math.sqrt(K), dtype=statistics_dtype(w))
         w = rms_norm(w.unflatten(-1, (-1, K)), length_one, config.w_eps / K, config.impl)
         return w.transpose(1, 2), history.following(x, config.w_kernel)
 
