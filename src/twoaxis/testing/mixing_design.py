@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from twoaxis.core.design import Weights
 from twoaxis.core.measure import distance, noise
-from twoaxis.core.parameters import materialize
+from twoaxis.core.parameters import declarations, materialize
 from twoaxis.depth import DepthConfig
 from twoaxis.model import Decoder
 from twoaxis.sequence import AttentionConfig
@@ -48,10 +49,35 @@ class Inputs(NamedTuple):
     heads: list[Any]
 
 
+class Dependence(NamedTuple):
+    """What the weights of a depth mixer depend on apart from parameters.
+
+    Attributes:
+        weights: as a design declares it.
+        position: whether earlier tokens enter the weights or the sum.
+    """
+
+    weights: Weights
+    position: bool
+
+
 @check
 def declared_weights_are_measured(config: DepthConfig) -> None:
     """Weights depend on the input, on the newest state and on earlier tokens exactly as the design declares."""
+    found, design = measured_dependence(config), config.design
+    exactly("what weights depend on", found.weights, design.weights)
+    exactly("whether earlier tokens matter", found.position, design.position)
+
+
+def measured_dependence(config: DepthConfig) -> Dependence:
+    """Measures on noise what the weights of a depth mixer depend on.
+
+    They depend on the input if another input changes the derivative of the read with respect to its sources, which no norm of a
+    fixed sum does here. They depend on the reader if another newest state changes the weights of older sources by more than
+    competition in a softmax can. Earlier tokens matter if equal tokens are read differently at different positions.
+    """
     model = toy_decoder(config, d_model=WIDTH, n_layers=LAYERS, blocks=BLOCK)
+    _even_norms(model)
     run = trace(model, toy_tokens())
     one, other = (_inputs(run, name) for name in ("one", "other"))
     newest = _with_newest(one)
@@ -63,12 +89,12 @@ def declared_weights_are_measured(config: DepthConfig) -> None:
         and _changes(_derivatives(model, one), _derivatives(model, newest))
         and not _only_competes(_weights(model, one), _weights(model, newest))
     )
-    design = config.design
-    # A norm after a matrix would be measured as a weight.
-    if not (design.weights == "static" and design.normaliser.startswith("norm")):
-        exactly("what weights depend on", _weights_word(on_input, on_reader), design.weights)
+    weights: Weights = "input and reader" if on_reader else "input" if on_input else "static"
+    if config.design.weights == "static" and config.design.normaliser.startswith("norm"):
+        # A norm after a matrix would be measured as a weight.
+        weights = "static"
     alike = _read(model, _inputs(run, "alike", same_tokens=True))
-    exactly("whether earlier tokens matter", _changes(alike, [t[:, :1].expand_as(t) for t in alike]), config.design.position)
+    return Dependence(weights, _changes(alike, [t[:, :1].expand_as(t) for t in alike]))
 
 
 @check
@@ -145,8 +171,12 @@ def _with_other_head(heads: Any, name: str) -> Any:
     return tree_map(other, heads)
 
 
-def _weights_word(on_input: bool, on_reader: bool) -> str:
-    return "input and reader" if on_reader else "input" if on_input else "static"
+@torch.no_grad()
+def _even_norms(model: Decoder) -> None:
+    """Makes the gain of a norm the same for all channels, so that it turns no source; to a constant bias all are orthogonal."""
+    for _, parameter, declaration in declarations(model):
+        if declaration.tag == "norm":
+            parameter.fill_(float(parameter.mean()))
 
 
 def _count(module: torch.nn.Module) -> int:
