@@ -151,6 +151,19 @@ def test_hidden_states_are_no_state_of_a_mixer_that_keeps_more(make: Any) -> Non
             mixer(x, nn.Identity(), nn.Identity())
 
 
+@pytest.mark.parametrize("writes", ["norm", "sublayer"])
+@pytest.mark.parametrize("kind", ["attention_residuals", "depth_attention", "denseformer", "residual"])
+def test_a_host_that_writes_into_the_state_is_refused(kind: str, writes: str) -> None:
+    axis = DepthAxis(kind, d_model=8, n_layers=2)
+    host: dict[str, Any] = {"norm": lambda x: x * 0.5, "sublayer": lambda context: context * 2}
+    # A norm of the host hands its sublayer what it has read.
+    host |= {"norm": lambda x: x.mul_(0.5)} if writes == "norm" else {"norm": lambda x: x, "sublayer": lambda x: x.add_(1)}
+    with torch.no_grad(), pytest.raises(ConfigError, match="state, by norm or sublayer='written in place': must be read only"):
+        state = axis.enter(torch.ones(1, 2, 8))
+        for mixer in axis.mixers:
+            state = mixer(state, **host)
+
+
 def test_what_only_our_decoder_can_use_is_refused() -> None:
     for kind in sorted(IN_A_DECODER):
         with pytest.raises(ConfigError, match=f"{kind}.*must be used in a Decoder|use it in a Decoder"):

@@ -5,6 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.autograd import forward_ad
+from torch.autograd.functional import hessian
 
 from twoaxis.core.errors import ConfigError
 from twoaxis.ops.depth_read import depth_read, depth_weights, softmax_mix, source_factor
@@ -59,6 +61,29 @@ def test_one_source_is_read_as_it_is() -> None:
 def test_gradients_by_finite_differences() -> None:
     leaves = [tensor.requires_grad_() for tensor in inputs(3, 1, 2, 3)]
     assert torch.autograd.gradcheck(on(3, read_all), leaves)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
+@pytest.mark.parametrize("factor", [inverse_rms, lambda v, eps: source_factor(v, eps, "reference")])
+def test_derivatives_in_forward_mode_and_of_second_order(factor: Callable[[Tensor, float], Tensor]) -> None:
+    query, first, *others = (tensor.double() for tensor in inputs(3, 1, 2, 3))
+
+    def fused(v: Tensor) -> Tensor:
+        sources = [v, *others]
+        return depth_read(sources, [factor(each, EPS) for each in sources], query, impl="reference")
+
+    def plain(v: Tensor) -> Tensor:
+        sources = torch.stack([v, *others])
+        scores = (sources * query).sum(-1) / torch.sqrt(sources.square().mean(-1) + EPS)
+        return (torch.softmax(scores, 0).unsqueeze(-1) * sources).sum(0)
+
+    direction = normal(1, 2, 3, seed=5).double()
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(first, direction)
+        moved, expected = (forward_ad.unpack_dual(read(dual)).tangent for read in (fused, plain))
+    torch.testing.assert_close(moved, expected, rtol=0, atol=1e-12)
+    found, expected = (hessian(lambda v, read=read: read(v).square().sum(), first) for read in (fused, plain))
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-11)
 
 
 def test_autocast_changes_nothing() -> None:

@@ -115,3 +115,11 @@ def test_heads_that_do_not_divide_the_width() -> None:
     GatedDeltaNetConfig(n_heads=3, head_dim=5).check(8)
     with pytest.raises(ConfigError, match="projected_local: unknown local mixer 'convolution'"):
         GatedDeltaNetConfig.from_data({"projected_local": "convolution"})
+
+
+def test_keys_have_length_1_in_half_precision() -> None:
+    """One over the root of 12 is no number of bfloat16, so a rounded length would be off by the same in every key."""
+    mixer = toy_mixer(GatedDeltaNetConfig(n_heads=4, head_dim=12), dtype=torch.bfloat16)
+    channels = torch.randn(8, 64, 4 * 36, generator=torch.Generator().manual_seed(0)).bfloat16()
+    keys = mixer._heads(channels)[1].double()
+    assert abs(float(keys.square().sum(-1).mean()) - 1) < 5e-4

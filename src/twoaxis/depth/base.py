@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, final
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.utils._pytree import tree_map
@@ -207,12 +208,12 @@ class DepthMixer(Mixer):
         Args:
             state: the depth state; with many mixers the stream itself, else the result of `enter` or of the sublayer before.
             norm: normalises the views, one tensor or a `QKV` of three, to the context; not called by a mixer whose sublayers
-                read without a norm.
+                read without a norm. Neither this nor the sublayer writes into what it is given, which later reads may share.
             sublayer: computes the update [B T D] from the context.
 
         Raises:
-            ConfigError: a mixer that works inside attention, which needs our decoder; hidden states where the mixer keeps more
-                than the stream, and a state of another position.
+            ConfigError: a norm or sublayer that has written into the state; a mixer that works inside attention, which needs
+                our decoder; hidden states where the mixer keeps more than the stream, and a state of another position.
 
         Example:
             >>> import torch
@@ -229,11 +230,16 @@ class DepthMixer(Mixer):
             remedy = "make a DepthAxis of this kind, and call its mixers between `enter` and `leave`"
             raise ConfigError(problem(f"state of {type(self).__name__}", "a tensor", allowed, remedy))
         check_state(state, self.entering_tensors)
+        before = _versions(state)
         views, carry, _ = self.read(state)
         context = views if self.norm_scale is None else norm(views)
         if self.norm_scale not in (None, 1.0):
             context = tree_map(lambda view: self.norm_scale * view, context)
-        return self.write(state, sublayer(context), context, carry)
+        update = sublayer(context)
+        if _versions(state) != before:
+            given, allowed = "written in place", "read only, since later sublayers read the same tensors"
+            raise ConfigError(problem("state, by norm or sublayer", given, allowed, "write x = x * 2 in place of x.mul_(2)"))
+        return self.write(state, update, context, carry)
 
     def read(self, state: State, layout: Layout = None, cache: Any = None) -> tuple[Views, Any, Any]:
         """Returns the input of the sublayer before its norm, a carry for `write`, and the next cache.
@@ -345,6 +351,14 @@ def check_state(state: State, tensors: int | None) -> None:
     if tensors is not None and _tensors(state) != tensors:
         remedy = "begin with axis.enter and call every mixer of axis.blocks in order"
         raise ConfigError(problem("tensors of the depth state", _tensors(state), f"{tensors} at this position", remedy))
+
+
+def _versions(state: State) -> list[int]:
+    """How often each tensor of a state has been written, where PyTorch counts it."""
+    if isinstance(state, tuple):
+        return [version for part in state for version in _versions(part)]
+    counted = isinstance(state, Tensor) and not torch.compiler.is_compiling() and not state.is_inference()
+    return [state._version] if counted else []
 
 
 def _tensors(state: State) -> int:
