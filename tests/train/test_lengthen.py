@@ -11,8 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from twoaxis import CheckpointError, DataError
-from twoaxis.train import Progress, RunFolder, TrainConfig, read_metrics, train
+from twoaxis import CheckpointError, ConfigError, DataError
+from twoaxis.train import Progress, RunFolder, TrackedRun, TrainConfig, read_metrics, train
 
 Recipe = Callable[..., TrainConfig]
 CONSTANT = {"kind": "constant", "warmup_steps": 2}
@@ -100,6 +100,66 @@ def test_what_cannot_go_on_stays_finished(recipe: Recipe, tmp_path: Path) -> Non
     (tmp_path / "moved.txt").rename(corpus)
     assert train(shorter, tmp_path / "run") == result
     assert train(shorter.replace(steps=8), tmp_path / "run").steps == 8
+
+
+def change_corpus(tmp_path: Path) -> None:
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text(corpus.read_text().replace("a", "b"))
+
+
+def damage_checkpoints(tmp_path: Path) -> None:
+    for path in (tmp_path / "run" / "checkpoints").glob("step-*"):
+        (path / "model.safetensors").write_bytes(b"")
+
+
+def remove_checkpoints(tmp_path: Path) -> None:
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+
+
+class NeverStarts:
+    def start(self, run: TrackedRun) -> None:
+        assert run.config["steps"] == 8, "a tracker is given the longer recipe"
+        raise OSError("no login")
+
+    def log(self, step: int, tokens: int, values: object) -> None:
+        pytest.fail("it has not started")
+
+    def finish(self, result: object) -> None:
+        pytest.fail("it has not started")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "trackers", "error", "message"),
+    [
+        (change_corpus, [], CheckpointError, "^corpus: .*: must be equal to resume; restore the corpus"),
+        (damage_checkpoints, [], CheckpointError, "none of the 1 checkpoints is intact"),
+        (
+            remove_checkpoints,
+            [],
+            CheckpointError,
+            "has the result of 4 steps and no checkpoint: must have one",
+        ),
+        (lambda _: None, [NeverStarts()], ConfigError, r"cannot be started \(OSError: no login\)"),
+    ],
+    ids=["other corpus", "damaged checkpoints", "no checkpoints", "tracker"],
+)
+def test_a_refusal_leaves_the_finished_run_as_it_is(
+    spoil: Callable[[Path], None],
+    trackers: list[NeverStarts],
+    error: type[Exception],
+    message: str,
+    recipe: Recipe,
+    tmp_path: Path,
+) -> None:
+    """The finished run once lost its result and its recipe, or was trained again from the first step."""
+    shorter = recipe(schedule=CONSTANT, steps=4)
+    result = train(shorter, tmp_path / "run")
+    spoil(tmp_path)
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    with pytest.raises(error, match=message):
+        train(shorter.replace(steps=8), tmp_path / "run", trackers=trackers)
+    assert before == {path: path.read_bytes() for path in before}
+    assert train(shorter, tmp_path / "run") == result
 
 
 def test_a_run_that_shares_its_files_leaves_those_of_the_other(recipe: Recipe, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from twoaxis.train.metrics import Result, Status, StepRecord, summarise
 from twoaxis.train.parallel.ranks import Ranks, joined
 from twoaxis.train.progress import Progress
 from twoaxis.train.recipe import TrainConfig
-from twoaxis.train.run_folder import RunFolder, is_longer
+from twoaxis.train.run_folder import RunFolder, is_longer, lengthen
 from twoaxis.train.trackers import AnyTracker, Tracking, build_trackers
 from twoaxis.train.trainer import Trainer
 
@@ -83,8 +83,10 @@ def _train(
         trainer = Trainer(config, folder, progress, ranks)
         stack.callback(trainer.abandon_saving)
         metrics = stack.enter_context(closing(trainer.metrics))
-        tracking = Tracking(built, folder, metrics.records, trainer.tokens_per_step, progress)
+        tracking = Tracking(built, folder, config, metrics.records, trainer.tokens_per_step, progress)
         tracking = stack.enter_context(tracking)
+        # The first write that a shorter run would miss, so after all that may fail.
+        ranks.first(lambda: lengthen(folder, config, progress))
         result = _run(trainer, tracking, should_stop)
         tracking.finish(result)
         return result

@@ -10,7 +10,7 @@ from twoaxis.core.errors import CheckpointError, ConfigError
 from twoaxis.core.files import locked_folder, replacing, try_lock
 from twoaxis.core.text import json_value, read_text
 from twoaxis.data import PreparedData, Tokenizer, load_tokenizer
-from twoaxis.train.checkpoint import newest_step
+from twoaxis.train.checkpoint import checkpoint_paths, newest_step
 from twoaxis.train.metrics import Result
 from twoaxis.train.progress import Progress
 from twoaxis.train.recipe import TrainConfig
@@ -75,10 +75,13 @@ class RunFolder:
     def claim(self, config: TrainConfig, data: PreparedData) -> None:
         """Records recipe, corpus and tokenizer, or compares them with the recorded ones.
 
+        A longer recipe is accepted here and recorded by `lengthen`.
+
         Raises:
             CheckpointError: one of them differs.
         """
-        self.check(config)
+        if not is_longer(self, config):
+            self.check(config)
         now = data.to_data()
         if (self.path / "data.json").exists():
             before = self.read("data")
@@ -193,7 +196,8 @@ def is_longer(folder: RunFolder, config: TrainConfig) -> bool:
     run.
 
     Raises:
-        CheckpointError: a step before the newest checkpoint has another learning rate in the longer run.
+        CheckpointError: a step before the newest checkpoint has another learning rate in the longer run, or the run has a
+            result and no checkpoint.
     """
     if not (folder.path / "config.json").exists():
         return False
@@ -201,21 +205,30 @@ def is_longer(folder: RunFolder, config: TrainConfig) -> bool:
     before, now = _to_compare(there, config)
     if {**before, "steps": config.steps} != now or (result is not None and result.status == "diverged"):
         return False
-    if config.steps > there.steps:
-        taken, kind = newest_step(folder.checkpoints), config.schedule.to_data()["kind"]
-        if (differing := _first_other_rate(there, config, taken)) is not None:
-            raise CheckpointError(
-                f"run folder {folder.path}: steps={there.steps} there, {config.steps} in this recipe: must be equal, since "
-                f"step {differing} of {taken} taken has another learning rate in the longer {kind} schedule; train in "
-                "a new folder, there from these weights if you like (`twoaxis train --help` shows how)"
-            )
-        return True
     # A process that was killed before it removed the result has already written the longer recipe.
-    return config.steps == there.steps and result is not None and result.steps < config.steps
+    ended = there.steps if result is None else result.steps
+    if config.steps < there.steps or config.steps <= ended:
+        return False
+    if result is not None and not checkpoint_paths(folder.checkpoints):
+        raise CheckpointError(
+            f"run folder {folder.path}: has the result of {ended} steps and no checkpoint: must have one to go on to step "
+            f"{config.steps}; restore {folder.checkpoints}, or train in a new folder"
+        )
+    taken, kind = newest_step(folder.checkpoints), config.schedule.to_data()["kind"]
+    if (differing := _first_other_rate(there, config, taken)) is not None:
+        raise CheckpointError(
+            f"run folder {folder.path}: steps={there.steps} there, {config.steps} in this recipe: must be equal, since "
+            f"step {differing} of {taken} taken has another learning rate in the longer {kind} schedule; train in "
+            "a new folder, there from these weights if you like (`twoaxis train --help` shows how)"
+        )
+    return True
 
 
 def lengthen(folder: RunFolder, config: TrainConfig, progress: Progress) -> None:
-    """Writes the larger number of steps into the folder, if `is_longer`."""
+    """Writes the larger number of steps into the folder and removes the shorter run's result, if `is_longer`.
+
+    Called last before the first step, so that whatever refuses the longer run leaves the shorter one unchanged.
+    """
     if not is_longer(folder, config):
         return
     before = folder.config.steps

@@ -25,7 +25,7 @@ from twoaxis.train.parallel.placement import placement_of
 from twoaxis.train.parallel.ranks import Ranks
 from twoaxis.train.progress import Progress
 from twoaxis.train.recipe import TrainConfig
-from twoaxis.train.run_folder import RunFolder, lengthen
+from twoaxis.train.run_folder import RunFolder
 from twoaxis.train.schedule import Annealing
 from twoaxis.train.step import StepOutcome, take_step
 from twoaxis.train.token_loss import choose_device, rows_at_once
@@ -114,7 +114,7 @@ class Trainer:
         self.annealing = ranks.each(
             lambda: Annealing(self.model, config.anneal, [name for name, _ in whole.named_parameters()])
         )
-        # After the data and the model, so that an error above leaves the shorter run unchanged.
+        # After the data and the model, so that an error above leaves the folder free.
         ranks.first(self._claim)
         local, wholes = self.placement.local, self.placement.of_wholes
         self.optimizer = ranks.each(lambda: build_optimizer(local(groups, self.model), config.optimizer, wholes))
@@ -228,7 +228,6 @@ class Trainer:
         return prepared
 
     def _claim(self) -> None:
-        lengthen(self.folder, self.config, self.progress)
         self.folder.claim(self.config, self.data)
         self.folder.write_once("initial_parameters", self.placement.initial_sha256)
 

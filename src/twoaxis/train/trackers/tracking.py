@@ -14,6 +14,7 @@ from twoaxis.core.config import Config
 from twoaxis.core.errors import ConfigError, TwoAxisError
 from twoaxis.train.metrics import Result, StepRecord
 from twoaxis.train.progress import Progress
+from twoaxis.train.recipe import TrainConfig
 from twoaxis.train.run_folder import RunFolder
 from twoaxis.train.training_state import random_state, restore_random_state
 
@@ -126,6 +127,7 @@ class Tracking:
     Args:
         trackers: by name.
         folder: of the run; `trackers/NAME` there counts the steps that a tracker has logged.
+        config: the recipe of this call, which may be longer than the one in the folder.
         records: the steps so far, from `metrics.jsonl`.
         tokens_per_step: tokens read in a step.
         progress: receives a note about a tracker that fails.
@@ -139,11 +141,12 @@ class Tracking:
         self,
         trackers: Mapping[str, Tracker],
         folder: RunFolder,
+        config: TrainConfig,
         records: Sequence[StepRecord],
         tokens_per_step: int,
         progress: Progress,
     ) -> None:
-        self._trackers, self._folder, self._records = trackers, folder, records
+        self._trackers, self._folder, self._config, self._records = trackers, folder, config, records
         self._tokens_per_step, self._progress = tokens_per_step, progress
         self._logged = {name: LoggedSteps(folder.path / "trackers" / name) for name in trackers}
         self._active: dict[str, Tracker] = {}
@@ -186,7 +189,7 @@ class Tracking:
         self._folder.write_once("tracking", {"run_id": secrets.token_hex(8)})
         logged, identity = self._logged[name], self._folder.read("tracking")["run_id"]
         earlier = logged.steps if logged.path.exists() else None
-        run = TrackedRun(identity, self._folder.path, self._folder.read("config"), earlier)
+        run = TrackedRun(identity, self._folder.path, self._config.to_data(), earlier)
         try:
             with _isolated():
                 tracker.start(run)
