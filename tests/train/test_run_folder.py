@@ -11,7 +11,9 @@ import torch
 
 from twoaxis import CheckpointError, ConfigError, DataError, Decoder, StudyError
 from twoaxis.audit import audit_run
+from twoaxis.cli import main
 from twoaxis.data.corpus import Corpus, TextConfig
+from twoaxis.data.tokenizer import ByteTokenizer
 from twoaxis.data.tokenizer.subword import train_bpe
 from twoaxis.study import read_study
 from twoaxis.train import (
@@ -25,6 +27,7 @@ from twoaxis.train import (
     read_recipe,
     save_trained,
     train,
+    train_recipe,
 )
 from twoaxis.train.environment import changed_environment
 from twoaxis.train.metrics import MetricsLog, summarise
@@ -254,3 +257,16 @@ def test_a_run_that_begins_with_a_model_records_its_values(recipe: Recipe, tmp_p
     folder = RunFolder(tmp_path / "new")
     train(folder.config, folder.path, should_stop=lambda: True)
     assert folder.read("initial_parameters") == parameters_sha256(old.model)
+
+
+def test_the_recipe_of_a_run_folder_is_trained_there(recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a new model that is trained in `runs/config` in place of the imported one."""
+    settings = recipe(steps=1)
+    model = Decoder.build(settings.decoder(256))
+    kept = {key: value for key, value in settings.to_data().items() if key not in ("model", "data")}
+    corpus = {"corpus": settings.to_data()["data"]["corpus"], "seq_len": 12}
+    monkeypatch.chdir(tmp_path)
+    save_trained("new", model, ByteTokenizer(), {**kept, "data": corpus})
+    assert main(["train", "new/config.json"]) == 0
+    assert RunFolder("new").result == train_recipe("new/config.json").result and not Path("runs").exists()
+    assert train_recipe(Path("new/config.json")).folder == Path("new")

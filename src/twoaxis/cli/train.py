@@ -16,7 +16,11 @@ def train(
     ] = None,
     run: Annotated[
         Path | None,
-        typer.Option("--run", "--folder", help="The folder of the run; by default runs/ and the recipe's name."),
+        typer.Option(
+            "--run",
+            "--folder",
+            help="The folder of the run; by default that of a config.json in a run folder, else runs/ and the recipe's name.",
+        ),
     ] = None,
     track: Annotated[
         list[str] | None,
@@ -53,9 +57,10 @@ def train(
     from twoaxis.display.numbers import decimal, plain
     from twoaxis.train import console_progress, read_recipe
     from twoaxis.train import train as run_training
+    from twoaxis.train.trained import default_folder
 
     config = read_recipe(recipe, overrides or [])
-    folder = run or Path("runs") / recipe.stem
+    folder = run or default_folder(recipe, config)
     result = run_training(config, folder, console_progress(), trackers=[parse_value(one) for one in track or []])
     data = result.to_data()
     if is_first_process() and as_json:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from twoaxis.core.config import with_overrides
+from twoaxis.core.config import is_record, with_overrides
 from twoaxis.core.errors import CheckpointError, ConfigError, problem
 from twoaxis.core.files import check_new_folder, check_utf8, default_name, new_folder
 from twoaxis.core.parameters import materialize
@@ -69,7 +69,7 @@ def train_recipe(
 
     Args:
         recipe: a TOML or JSON file, the same as data, or a configuration.
-        run: the folder of the run; None is one in `runs`, named after the file or by the content of the recipe.
+        run: the folder of the run; None is that of `default_folder`.
         overrides: changes as `key=value`.
         progress: called while the run goes on; None shows nothing. `console_progress()` of twoaxis.train shows a bar.
 
@@ -82,8 +82,19 @@ def train_recipe(
         config = read_recipe(Path(recipe), overrides)
     else:
         config = with_overrides(TrainConfig.parse(recipe), overrides)
-    folder = Path("runs") / default_name("train", recipe, config) if run is None else Path(run)
+    folder = default_folder(recipe, config) if run is None else Path(run)
     return Run(folder, train(config, folder, progress))
+
+
+def default_folder(recipe: object, config: TrainConfig) -> Path:
+    """The folder of a run when none is named: that of a recorded recipe, else one in `runs`.
+
+    The one in `runs` is named after the file or by the content of the recipe.
+    """
+    # The recipe of an imported model does not hold its weights: elsewhere it would train a new one.
+    if isinstance(recipe, Path | str) and is_record(Path(recipe)):
+        return Path(recipe).parent
+    return Path("runs") / default_name("train", recipe, config)
 
 
 def load_trained(run_dir: Path | str, step: int | None = None) -> Trained:
