@@ -37,9 +37,32 @@ def test_sets_one_value(override: str, path: list, expected: object) -> None:
     assert repr(DATA) == before, "the given data is never changed"
 
 
-def test_overrides_apply_in_order() -> None:
+def test_the_later_value_of_a_key_counts() -> None:
     found = apply_overrides({"depth": "residual"}, ["depth.kind=deep_delta", "depth.beta_init=0.5", "depth.beta_init=1.5"])
     assert found == {"depth": {"kind": "deep_delta", "beta_init": 1.5}}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["schedule.kind=wsd", "schedule.warmup_steps=7"], {"kind": "wsd", "warmup_steps": 7}),
+        (["schedule=wsd", "schedule.warmup_steps=7"], {"kind": "wsd", "warmup_steps": 7}),
+        (["schedule=wsd", "schedule.kind=wsd"], {"kind": "wsd"}),
+        (["schedule={kind='wsd', min_ratio=0.5}", "schedule.min_ratio=0.1"], {"kind": "wsd", "min_ratio": 0.1}),
+    ],
+)
+def test_words_count_in_any_order(overrides: list[str], expected: object) -> None:
+    """A kind once dropped the keys that words before it had set, unknown ones too."""
+    data = {"schedule": {"kind": "cosine", "min_ratio": 0.2}}
+    assert [apply_overrides(data, words)["schedule"] for words in (overrides, overrides[::-1])] == [expected, expected]
+
+
+@pytest.mark.parametrize("table", ["schedule=cosine", "schedule={warmup_steps=7}", "schedule={kind='constant'}"])
+def test_two_kinds_for_one_table_are_refused(table: str) -> None:
+    message = "override 'schedule.kind=wsd': must not change the kind of a table that .schedule="
+    for words in ([table, "schedule.kind=wsd"], ["schedule.kind=wsd", table]):
+        with pytest.raises(ConfigError, match=message):
+            apply_overrides({"schedule": "cosine"}, words)
 
 
 @pytest.mark.parametrize(

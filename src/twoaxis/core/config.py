@@ -281,21 +281,29 @@ def apply_overrides(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[s
     """Returns a copy of the data with each `dotted.path=value` set.
 
     A value is read as TOML, or else as a bare string. List items are addressed by number. Another `kind` drops the other keys
-    of its table, except where kinds share them (`drops_keys`).
+    that the data has in its table, except where kinds share them (`drops_keys`), and none that an override sets. The order
+    counts for two values of the same key only: the later one is set.
 
     Raises:
-        ConfigError: an override without `=`, or a path through something that is not a table.
+        ConfigError: an override without `=`, a path through something that is not a table, or another `kind` than the one of a
+            table that an override sets as a whole.
 
     Example:
         >>> apply_overrides({"model": {"depth": "residual"}}, ["model.depth.kind=deep_delta", "steps=10"])
         {'model': {'depth': {'kind': 'deep_delta'}}, 'steps': 10}
     """
-    result = copy.deepcopy(dict(data))
+    result, words = copy.deepcopy(dict(data)), list[tuple[list[str], Any, str]]()
     for override in overrides:
         path, separator, text = override.partition("=")
         if not separator or not path.strip():
             raise ConfigError(f"override {override!r}: must have the form key=value; write for example model.d_model=256")
-        _set(result, path.strip().split("."), parse_value(text), override)
+        words.append((path.strip().split("."), parse_value(text), override))
+    # Tables before their keys, and a kind before the keys next to it, so that none of them drops another.
+    words.sort(key=lambda word: (len(word[0]), word[0][-1] != "kind"))
+    before: dict[tuple[str, ...], str] = {}
+    for path, value, override in words:
+        _set(result, path, value, override, before)
+        before[tuple(path)] = override
     return result
 
 
@@ -320,7 +328,7 @@ def drops_keys(table: str, old: Mapping[str, Any], kind: Any) -> bool:
     return table != "optimizer" and old.get("kind") != kind
 
 
-def _set(node: Any, path: list[str], value: Any, override: str) -> None:
+def _set(node: Any, path: list[str], value: Any, override: str, before: Mapping[tuple[str, ...], str]) -> None:
     *parents, last = path
     table = parents[-1] if parents else ""
     for part in parents:
@@ -329,10 +337,20 @@ def _set(node: Any, path: list[str], value: Any, override: str) -> None:
         node[_position(node, last, override)] = value
     elif isinstance(node, dict):
         if last == "kind" and drops_keys(table, node, value):
+            _check_not_set(parents, override, before)
             node.clear()
         node[last] = value
     else:
         raise ConfigError(f"override {override!r}: {last!r} is not inside a table; shorten the path")
+
+
+def _check_not_set(table: list[str], override: str, before: Mapping[tuple[str, ...], str]) -> None:
+    """Raises ConfigError if an override before this one sets the table, or one around it, as a whole."""
+    whole = next((before[outer] for n in range(len(table)) if (outer := tuple(table[: n + 1])) in before), None)
+    if whole is not None:
+        raise ConfigError(
+            f"override {override!r}: must not change the kind of a table that {whole!r} sets; name the kind in one of the two"
+        )
 
 
 def _descend(node: Any, part: str, override: str) -> Any:
