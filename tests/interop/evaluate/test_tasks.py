@@ -25,6 +25,7 @@ from twoaxis.interop.evaluate import open_tasks, run_tasks, score_texts
 from twoaxis.interop.evaluate.language_model import DecoderLM
 from twoaxis.interop.evaluate.tasks import Continuation, _configurations
 from twoaxis.model import Sampling, generate
+from twoaxis.model.likelihood import loglikelihood
 from twoaxis.train import save_trained
 
 from ..hf_models import small_decoder
@@ -129,6 +130,28 @@ def test_a_continuation_longer_than_the_model_takes(model: Decoder) -> None:
             logits: Any = model(torch.tensor([tokens[begin:index]]))
             total += float(torch.log_softmax(logits[0, -1], dim=-1)[tokens[index]])
     assert nats == pytest.approx(total, rel=1e-9)
+
+
+@pytest.mark.parametrize(("context", "continuation", "read"), [("of th", "e", 1), ("Fellow citizen", "s", 5)])
+def test_a_continuation_that_merges_with_its_context_is_scored(
+    context: str, continuation: str, read: int, model: Decoder
+) -> None:
+    """It once had probability 1, so that it was always the best one."""
+    [(nats, greedy)] = DecoderLM(model, subword()).loglikelihood(ask("loglikelihood", (context, continuation)))
+    *before, last = subword().encode(context + continuation)
+    assert len(before) == read < len(subword().encode(context))
+    logp = loglikelihood(model, before, [last])
+    assert (nats, greedy) == (logp.nats, logp.greedy) and nats < 0
+
+
+def test_a_model_that_has_diverged_is_refused() -> None:
+    diverged = small_decoder("plain", vocab_size=280)
+    diverged.embedding.weight.data.fill_(torch.nan)
+    adapter = DecoderLM(diverged, subword())
+    with pytest.raises(DataError, match=r"^continuation 1: its loss is nan: must be a number; evaluate a model that has not"):
+        adapter.loglikelihood(ask("loglikelihood", ("Fellow", " citizens")))
+    with pytest.raises(DataError, match=r"^text 1: its loss is nan: must be a number; evaluate a model that has not diverged$"):
+        adapter.loglikelihood_rolling(ask("loglikelihood_rolling", ("Fellow citizens",)))
 
 
 def test_rolling_scores_are_those_of_texts(model: Decoder) -> None:

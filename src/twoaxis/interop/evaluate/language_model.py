@@ -19,7 +19,7 @@ from twoaxis.data import Tokenizer
 from twoaxis.data.restoration import Restoration
 from twoaxis.data.text_stream import StoppingText, stop_tokens
 from twoaxis.data.tokenizer import Progress
-from twoaxis.interop.evaluate.perplexity import text_passage
+from twoaxis.interop.evaluate.perplexity import check_finite, text_passage
 from twoaxis.interop.evaluate.tasks import Continuation
 from twoaxis.model import Decoder
 from twoaxis.model.generate import stream
@@ -73,6 +73,16 @@ class DecoderLM(TemplateLM):
         del add_special_tokens, kwargs
         return self._text.encode(string)
 
+    def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
+        """Divides the tokens of both texts as lm-eval does; of a continuation that adds no token, the last ones are scored."""
+        before, scored = super()._encode_pair(context, continuation)
+        if scored or not continuation:
+            return before, scored
+        # A continuation that merges with the end of the context would have probability 1.
+        whole = self.tok_encode(context + continuation)
+        shared = max((n for n in range(len(whole)) if before[:n] == whole[:n]), default=0)
+        return whole[:shared], whole[shared:]
+
     def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         """Scores continuations: the log-likelihood in nats, and whether greedy decoding generates it."""
         del disable_tqdm
@@ -95,6 +105,8 @@ class DecoderLM(TemplateLM):
         read = (windows(max(1, first), len(tokens), longest, max(1, longest // 2)) for tokens, first in passages)
         self._warn(window.begin for one in read for window in islice(one, 1))
         found = loglikelihoods(self._model, passages, self._batch_size, progress=self._stage("scoring continuations"))
+        for number, one in enumerate(found, start=1):
+            check_finite(f"continuation {number}", one.nats)
         return [(one.nats, one.greedy) for one in found]
 
     def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
@@ -107,6 +119,8 @@ class DecoderLM(TemplateLM):
             self._note(f"warning: {loss}")
         stride = self._model.config.max_seq_len
         found = loglikelihoods(self._model, passages, self._batch_size, stride, self._stage("scoring texts"))
+        for number, one in enumerate(found, start=1):
+            check_finite(f"text {number}", one.nats)
         return [one.nats - math.log(2) * lost.repair_bits for one, lost in zip(found, restored, strict=True)]
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:

@@ -112,10 +112,19 @@ def score_texts(
     )
     scores = []
     for (name, text), one in zip(texts.items(), found, strict=True):
-        if not math.isfinite(one.nats):
-            raise DataError(f"text {name}: its loss is {-one.nats}: must be a number; evaluate a model that has not diverged")
+        check_finite(f"text {name}", one.nats)
         scores.append(TextScore(name, one.tokens, len(text.encode()), -one.nats, Restoration.by(tokenizer, text)))
     return scores
+
+
+def check_finite(what: str, nats: float) -> None:
+    """Checks a log-likelihood.
+
+    Raises:
+        DataError: it is no number, or infinite.
+    """
+    if not math.isfinite(nats):
+        raise DataError(f"{what}: its loss is {-nats}: must be a number; evaluate a model that has not diverged")
 
 
 def text_passage(tokenizer: Tokenizer, text: str) -> Passage:
