@@ -4,10 +4,14 @@ import math
 from pathlib import Path
 
 import pytest
+import tokenizers
+import torch
+from tokenizers import decoders, models, pre_tokenizers, processors
 
 from twoaxis.core.errors import ConfigError, DataError
-from twoaxis.data import prepare
+from twoaxis.data import Packing, prepare, validation_batches
 from twoaxis.data.tokenizer import ByteTokenizer
+from twoaxis.train.trainer import evaluate
 
 from ..fresh import run_fresh
 
@@ -119,6 +123,24 @@ def test_bits_per_byte(corpus: str, tmp_path: Path) -> None:
     assert prepare(corpus, "byte", tmp_path / "cache").bits_per_byte(8 * math.log(2)) == pytest.approx(8)
     data = prepare(corpus, {"kind": "bpe", "vocab_size": 270}, tmp_path / "cache")
     assert data.bits_per_byte(math.log(2)) == pytest.approx(len(data.validation) / 50)
+
+
+@pytest.mark.parametrize("packing", ["isolated", "joined"])
+def test_begin_markers_count_where_they_are_targets(packing: Packing, folder: str, tmp_path: Path) -> None:
+    """Bits per byte were once higher than those of `twoaxis evaluate` on the same text."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    engine = tokenizers.Tokenizer(models.BPE(vocab={one: number for number, one in enumerate(alphabet)}, merges=[]))
+    engine.pre_tokenizer, engine.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    engine.add_special_tokens(["<s>"])
+    engine.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 256)])
+    engine.save(str(tmp_path / "tokenizer.json"))
+    data = prepare(folder, str(tmp_path / "tokenizer.json"), tmp_path / "cache")
+    batches = validation_batches(data.validation, 4, 10, len(data.validation), packing)
+    eight_bits = evaluate(lambda batch: torch.tensor(8 * math.log(2) * batch.n_targets), batches, data)
+    header = data.validation.header
+    paid = header.text_bytes if packing == "isolated" else header.n_tokens
+    assert header.n_tokens == header.text_bytes + header.n_documents
+    assert eight_bits.bpb == pytest.approx(8 * paid / header.text_bytes)
 
 
 def test_the_record_names_corpus_tokenizer_and_shards(corpus: str, tmp_path: Path) -> None:

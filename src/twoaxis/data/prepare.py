@@ -10,6 +10,7 @@ from typing import Any
 from twoaxis.core.errors import DataError
 from twoaxis.core.files import CACHE_REMEDY, CachePath, cache_folder, replacing
 from twoaxis.core.text import json_value
+from twoaxis.data.batch import Packing
 from twoaxis.data.corpus import Corpus, CorpusConfig, Side, parse_corpus
 from twoaxis.data.restoration import Restoration
 from twoaxis.data.shards import VERSION, TokenShard, shard_writer
@@ -38,15 +39,20 @@ class PreparedData:
     restored: Mapping[Side, Restoration] = field(default_factory=dict)
     remarks: tuple[str, ...] = ()
 
-    def bits_per_byte(self, nats_per_token: float) -> float:
+    def bits_per_byte(self, nats_per_token: float, packing: Packing = "isolated") -> float:
         """Converts a validation loss to bits per byte of text, which is comparable between tokenizers.
 
         Text that a tokenizer loses is charged; see `data.restoration`.
+
+        Args:
+            nats_per_token: the mean over the targets.
+            packing: of the batches; if isolated, begin markers of documents are no targets.
         """
         header, restored = self.validation.header, self.restored.get("validation", Restoration())
+        begins = header.n_documents if packing == "isolated" and self.tokenizer.begin_of_document else 0
         # The shard does not count texts without a token.
         text_bytes = restored.text_bytes or header.text_bytes
-        return nats_per_token / math.log(2) * header.n_tokens / text_bytes + restored.bits_per_byte
+        return nats_per_token / math.log(2) * (header.n_tokens - begins) / text_bytes + restored.bits_per_byte
 
     def to_data(self) -> dict[str, Any]:
         """The record of the data in a run folder, as JSON-ready data."""

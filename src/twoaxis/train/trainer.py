@@ -78,7 +78,8 @@ def evaluate(
     accuracy = None
     if hits is not None and data.answer_cues:
         accuracy = int(total(torch.stack([hits(batch) for batch in batches]).cpu().sum())) / tokens
-    return Validation(loss, data.bits_per_byte(loss), tokens, accuracy)
+    packing = "joined" if batches[0].documents is None else "isolated"
+    return Validation(loss, data.bits_per_byte(loss, packing), tokens, accuracy)
 
 
 class Trainer:
