@@ -15,7 +15,15 @@ from safetensors.torch import load_file, save_file
 
 from twoaxis import CheckpointError, Decoder, DecoderConfig
 from twoaxis.train import Progress, TrainConfig, load_trained, read_metrics, train
-from twoaxis.train.checkpoint import Checkpoint, checkpoint_paths, load_checkpoint, load_newest, save_checkpoint
+from twoaxis.train.checkpoint import (
+    Checkpoint,
+    checkpoint_paths,
+    file_sha256,
+    load_asked,
+    load_checkpoint,
+    load_newest,
+    save_checkpoint,
+)
 from twoaxis.train.training_state import model_tensors, random_state, restore_model, restore_random_state
 
 Recipe = Callable[..., TrainConfig]
@@ -238,6 +246,20 @@ def test_a_swapped_tensor_file_is_noticed(tmp_path: Path) -> None:
     save_file({"weight": torch.zeros(300, 7), "bias": torch.zeros(5)}, tmp_path / "step-00000001" / "model.safetensors")
     with pytest.raises(CheckpointError, match=r"model.safetensors differs from its checksum"):
         load_checkpoint(tmp_path / "step-00000001")
+
+
+def test_a_checkpoint_that_a_run_replaces_while_it_is_read_is_not_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def replaced(path: Path) -> str:
+        monkeypatch.setattr("twoaxis.train.checkpoint.file_sha256", file_sha256)
+        save_checkpoint(tmp_path, checkpoint(2), keep=1)
+        return file_sha256(path)
+
+    save_checkpoint(tmp_path, checkpoint(1), keep=1)
+    monkeypatch.setattr("twoaxis.train.checkpoint.file_sha256", replaced)
+    found = load_asked(tmp_path)
+    assert found is not None and found.step == 2
 
 
 def test_a_damaged_newest_checkpoint_is_refused_unless_a_step_is_asked_for(recipe: Recipe, tmp_path: Path) -> None:

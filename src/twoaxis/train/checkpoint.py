@@ -125,6 +125,9 @@ def load_asked(folder: Path, step: int | None = None) -> Checkpoint | None:
     try:
         return load_checkpoint(path)
     except CheckpointError as error:
+        if step is None and not path.exists():
+            # The run goes on: it has removed this one, after it wrote a newer one.
+            return load_asked(folder)
         intact = next((other for other in paths if other != path and _is_intact(other)), None)
         remedy = "" if intact is None else f", or ask for {intact.name} with --step {_step(intact)}"
         raise CheckpointError(f"{error}; restore it{remedy}") from None
