@@ -1,5 +1,6 @@
 """Generation: a row is what it would be alone, uncached, or read in pieces (cases A03 and A05)."""
 
+from collections.abc import Callable, Collection
 from typing import Any
 
 import pytest
@@ -65,6 +66,14 @@ def test_a_stop_token_ends_its_row_only() -> None:
     stop = whole[0][2]
     expected = [row[: row.index(stop)] if stop in row else row for row in whole]
     assert generate(model, PROMPTS, NEW, stop_token=stop) == expected
+
+
+@pytest.mark.parametrize("collection", [set, frozenset, list, tuple])
+def test_stop_tokens_are_any_collection(collection: Callable[[list[int]], Collection[int]]) -> None:
+    model = decoder()
+    [new] = generate(model, [[1]], NEW)
+    stops, expected = collection([16, new[-1]]), new[: new.index(new[-1])]
+    assert generate(model, [[1]], NEW, stop_token=stops)[0] == model.generate([1], NEW, stop_token=stops) == expected
 
 
 def test_sampling_repeats_with_its_seed_and_differs_with_another() -> None:
@@ -156,6 +165,7 @@ def test_nothing_new_is_nothing() -> None:
         ([], 1, None, DataError, "got no prompts: must be at least one"),
         ([[1], []], 1, None, DataError, "prompt 1 without tokens"),
         ([[17]], 1, None, DataError, "token id=17: must be in 0..16"),
+        ([[1], [2, 2**70]], 1, None, DataError, f"token id={2**70}: must be in 0..16; use the model's own tokenizer"),
         ([[1, 2, 3]], 14, None, ConfigError, "prompt and new tokens=17: must be at most max_seq_len=16"),
         ([[1]], -1, None, ConfigError, "max_new_tokens=-1: must be >= 0"),
         ([[1]], 1, 0, ConfigError, "prefill_chunk_tokens=0: must be >= 1"),

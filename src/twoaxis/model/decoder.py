@@ -32,10 +32,18 @@ def check_token_ids(tokens: Int[Tensor, "*n"], vocab_size: int) -> None:
     """
     if not tokens.numel():
         return
-    low, high = tokens.aminmax()
-    if low < 0 or high >= vocab_size:
-        bad = int(low) if low < 0 else int(high)
-        raise DataError(problem("token id", bad, f"in 0..{vocab_size - 1}", "use the model's own tokenizer"))
+    for token in tokens.aminmax():
+        check_token_id(int(token), vocab_size)
+
+
+def check_token_id(token: int, vocab_size: int) -> None:
+    """Checks one id, of any size.
+
+    Raises:
+        DataError: it is outside the vocabulary.
+    """
+    if not 0 <= token < vocab_size:
+        raise DataError(problem("token id", token, f"in 0..{vocab_size - 1}", "use the model's own tokenizer"))
 
 
 def check_id_tensor(what: str, ids: Any) -> None:

@@ -5,8 +5,9 @@ Letters: B batch, T position, V vocabulary.
 
 import inspect
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from twoaxis.core.config import Config
 from twoaxis.core.errors import ConfigError, DataError, nearest, problem
 from twoaxis.core.layout import TokenLayout
-from twoaxis.model.decoder import Decoder
+from twoaxis.model.decoder import Decoder, check_token_id
 from twoaxis.model.static_cache import StaticSteps, check_compiler, histories_are_full
 
 
@@ -125,7 +126,7 @@ def generate(
     prompts: Sequence[Sequence[int]],
     max_new_tokens: int,
     sampling: Sampling = GREEDY,
-    stop_token: int | frozenset[int] | None = None,
+    stop_token: int | Collection[int] | None = None,
     prefill_chunk_tokens: int | None = None,
     vocab_size: int | None = None,
     compile: bool = False,
@@ -161,7 +162,7 @@ def generate(
     """
     results: list[list[int]] = [[] for _ in prompts]
     finished = [False] * len(prompts)
-    stops = stop_token if isinstance(stop_token, frozenset) else {stop_token}
+    stops = frozenset(stop_token) if isinstance(stop_token, Collection) else {stop_token}
     for tokens in stream(model, prompts, max_new_tokens, sampling, prefill_chunk_tokens, vocab_size, compile=compile):
         for row, token in enumerate(tokens):
             finished[row] = finished[row] or token in stops
@@ -212,8 +213,6 @@ def _with_sampling(options: dict[str, Any]) -> dict[str, Any]:
     if unknown := [name for name in others if name not in known]:
         remedy = nearest(unknown[0], (*known, *Sampling.model_fields))
         raise ConfigError(f"generate: unknown keyword {unknown[0]!r}; {remedy}")
-    if isinstance(stops := others.get("stop_token"), set | list | tuple):
-        others["stop_token"] = frozenset(stops)
     sampling = Sampling.parse(others.pop("sampling", None) or {})
     return {**others, "sampling": sampling.replace(**own)}
 
@@ -232,7 +231,7 @@ def stream(
 
     Row i draws from `generators[i]`; None makes those of `generate`.
     """
-    tokens, layout = _left_pad(prompts, model.embedding.weight.device)
+    tokens, layout = _left_pad(model, prompts)
     _check(model, tokens.shape[1], max_new_tokens, prefill_chunk_tokens, vocab_size)
     if compile:
         check_compiler(tokens.device)
@@ -289,14 +288,17 @@ def _steps(
         yield chosen.tolist()
 
 
-def _left_pad(prompts: Sequence[Sequence[int]], device: torch.device) -> tuple[Int[Tensor, "B T"], TokenLayout | None]:
+def _left_pad(model: Decoder, prompts: Sequence[Sequence[int]]) -> tuple[Int[Tensor, "B T"], TokenLayout | None]:
     lengths = [len(prompt) for prompt in prompts]
     if not lengths or min(lengths) == 0:
         got = "no prompts" if not lengths else f"prompt {lengths.index(0)} without tokens"
         raise DataError(
             f"prompts: got {got}: must be at least one, each of at least one token; begin with an end-of-document token"
         )
-    longest = max(lengths)
+    # Here, since ids beyond 64 bits make no tensor.
+    for token in chain.from_iterable(prompts):
+        check_token_id(token, model.config.vocab_size)
+    longest, device = max(lengths), model.embedding.weight.device
     tokens = torch.zeros(len(prompts), longest, dtype=torch.long)
     for row, prompt in enumerate(prompts):
         tokens[row, longest - len(prompt) :] = torch.tensor(list(prompt))
