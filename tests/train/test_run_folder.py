@@ -12,8 +12,9 @@ import torch
 from twoaxis import CheckpointError, ConfigError, DataError, Decoder, StudyError
 from twoaxis.audit import audit_run
 from twoaxis.cli import main
+from twoaxis.data import prepare
 from twoaxis.data.corpus import Corpus, TextConfig
-from twoaxis.data.tokenizer import ByteTokenizer
+from twoaxis.data.tokenizer import ByteTokenizer, load_tokenizer
 from twoaxis.data.tokenizer.subword import train_bpe
 from twoaxis.study import read_study
 from twoaxis.train import (
@@ -32,6 +33,8 @@ from twoaxis.train import (
 from twoaxis.train.environment import changed_environment
 from twoaxis.train.metrics import MetricsLog, summarise
 from twoaxis.train.training_state import parameters_sha256
+
+from ..interop.small_tokenizer import subword
 
 Recipe = Callable[..., TrainConfig]
 
@@ -270,3 +273,15 @@ def test_the_recipe_of_a_run_folder_is_trained_there(recipe: Recipe, tmp_path: P
     assert main(["train", "new/config.json"]) == 0
     assert RunFolder("new").result == train_recipe("new/config.json").result and not Path("runs").exists()
     assert train_recipe(Path("new/config.json")).folder == Path("new")
+
+
+def test_a_run_from_before_begin_markers_is_trained_on_without_them(recipe: Recipe, tmp_path: Path) -> None:
+    """Catches training with a begin marker, and generation without it."""
+    recorded = json.loads(subword("<s>").definition)
+    assert recorded.pop("begin_of_document") == [1]
+    old, data = load_tokenizer(json.dumps(recorded)), {"corpus": recipe().to_data()["data"]["corpus"]}
+    save_trained(tmp_path / "new", Decoder.build(recipe().decoder(280)), old, {"data": data})
+    trained = RunFolder(tmp_path / "new").config.data
+    tokenizer = prepare(trained.corpus, trained.tokenizer.in_run_folder(tmp_path / "new")).tokenizer
+    assert tokenizer.begin_of_document == load_trained(tmp_path / "new").tokenizer.begin_of_document == ()
+    assert tokenizer.encode("of the House") == old.encode("of the House")

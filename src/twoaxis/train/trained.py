@@ -12,6 +12,7 @@ from twoaxis.core.files import check_new_folder, check_utf8, default_name, new_f
 from twoaxis.core.parameters import materialize
 from twoaxis.data import Tokenizer
 from twoaxis.data.tokenizer import SubwordTokenizer
+from twoaxis.data.tokenizer.subword import before_text
 from twoaxis.model import Decoder, DecoderConfig
 from twoaxis.train.checkpoint import Checkpoint, load_asked, write_checkpoint
 from twoaxis.train.loop import train
@@ -146,6 +147,15 @@ def new_run(run_dir: Path | str, model: DecoderConfig, tokenizer: Tokenizer, rec
     return TrainConfig.from_data({**recipe, "model": model.to_data(), "data": data})
 
 
+def _file_of(tokenizer: SubwordTokenizer) -> dict[str, Any]:
+    """The content of a `tokenizer.json` that begins documents as the tokenizer does."""
+    content = json.loads(tokenizer.definition)["tokenizer"]
+    if before_text(content["post_processor"]) != tokenizer.begin_of_document:
+        # A run of an older version began its documents with nothing, whatever its file says.
+        content["post_processor"] = None
+    return content
+
+
 def _refuse(key: str, data: Mapping[str, Any]) -> None:
     if key.rpartition(".")[2] in data:
         raise ConfigError(f"{key}: must be left out, since the run begins with a model and its tokenizer; remove it")
@@ -176,7 +186,7 @@ def save_trained(
     with new_folder(path, "run folder") as folder:
         write_checkpoint(RunFolder(folder).checkpoints, Checkpoint(0, model_tensors(model), {}, {}))
         if isinstance(tokenizer, SubwordTokenizer):
-            (folder / TOKENIZER_FILE).write_text(json.dumps(definition["tokenizer"]), encoding="utf-8")
+            (folder / TOKENIZER_FILE).write_text(json.dumps(_file_of(tokenizer)), encoding="utf-8")
         (folder / "tokenizer.json").write_bytes(json_bytes(definition))
         (folder / "config.json").write_bytes(json_bytes(config.to_data()))
         (folder / "initial_parameters.json").write_bytes(json_bytes(parameters_sha256(model)))
