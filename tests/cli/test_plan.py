@@ -89,6 +89,7 @@ def test_a_model_for_people_fits_the_line(columns: int, model: str, capsys: Any,
         assert words in text
     assert "What would change that:" in text or "Neither its rank nor its verdict changes with:" in text
     assert "Evidence." in text and "It is over: latency; so is the control." in text
+    assert "of the 72.0 GB allowed: 80.0 GB less a reserve of 10.0 %" in text
     assert "Nothing fits the budget, the control included: the least memory is " in text
 
 

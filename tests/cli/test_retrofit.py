@@ -126,6 +126,7 @@ def test_places_hold_for_every_block(tmp_path: Path, capsys: pytest.CaptureFixtu
     mixed, out = tmp_path / "mixed", tmp_path / "run"
     write_folder(mixed, model_type="qwen2", use_sliding_window=True, sliding_window=4, max_window_layers=1)
     assert main(["retrofit", str(mixed), "--sequence", "{kind='canon', places='A'}", "--out", str(out)]) == 0
+    assert "on 1,024 tokens" in capsys.readouterr().err, "as many as `--help` says"
     blocks: Any = load_trained(out).model.config.layers
     assert [block[0].window for block in blocks] == [None, 4, 4]
     assert all(block[0].input_local and not block[0].projected_local and not block[1].input_local for block in blocks)

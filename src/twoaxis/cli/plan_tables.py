@@ -61,7 +61,7 @@ def _print_setting(planned: "ModelPlan") -> None:
     from twoaxis.planner.search import RESERVE
 
     setting, layout, control = planned.setting, planned.setting.layout, planned.comparison.control
-    size = setting.batch // (layout.data * layout.microbatches)
+    size, held = setting.batch // (layout.data * layout.microbatches), setting.device.memory_bytes.value
     stages = f" with {layout.virtual} stages each" if layout.virtual > 1 else ""
     rows = [
         ("devices", f"{layout.gpus} x {setting.device.name}: {setting.device.description}"),
@@ -84,7 +84,8 @@ def _print_setting(planned: "ModelPlan") -> None:
         ),
         (
             "memory",
-            f"{_bytes(control.memory_bytes)} of {_bytes(setting.device.memory_bytes.value)}; {percent(RESERVE)} stay free",
+            f"{_bytes(control.memory_bytes)} of the {_bytes(held * (1 - RESERVE))} allowed: {_bytes(held)} less a reserve of "
+            f"{percent(RESERVE)}",
         ),
     ]
     print_table(f"{planned.model.name}: where its plain residual stream trains fastest", ("setting", "value"), rows)

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 WINDOW = 256
 """Tokens that are compared at once."""
 
+TOKENS = f"Tokens to compare, in rows of at most {WINDOW}; the last row is filled up with random tokens, or left out of a text."
+
 Depth = Annotated[
     str | None,
     typer.Option(
@@ -49,7 +51,7 @@ def retrofit(
         ),
     ] = None,
     text: Annotated[Path | None, typer.Option(help="Text to compare logits on; random tokens without one.")] = None,
-    tokens: Annotated[int, typer.Option(min=1, help="Tokens to compare.")] = 1000,
+    tokens: Annotated[int, typer.Option(min=1, help=TOKENS)] = 1024,
     bound: Annotated[float, typer.Option(min=0.0, help="The largest difference of logits that is accepted.")] = 1e-3,
     allow_difference: Annotated[bool, typer.Option("--allow-difference", help="Write the run at any difference.")] = False,
     new_lr_scale: Annotated[float, typer.Option(min=0.0, help="Factor on the learning rate of new parameters.")] = 1.0,
