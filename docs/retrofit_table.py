@@ -105,8 +105,8 @@ the Union address. The logits of the model itself have a standard deviation of {
 
 *exact* means equal up to rounding. *up to norm* means that the stream differs by a factor, which the next norm removes but for
 its eps (1e-5 here). *blended* means that the method can never be the plain model: a weight that begins at 0 leads from one to
-the other. *none* means that the model changes. `twoaxis retrofit` writes nothing when the difference is above 1e-3;
-`--allow-difference` writes it anyway.
+the other, and [how it grows](#training-from-there) decides whether the model survives training. *none* means that the model
+changes. `twoaxis retrofit` writes nothing when the difference is above 1e-3; `--allow-difference` writes it anyway.
 
 | method | start | largest logit difference | same next token | new parameters |
 |---|---|---|---|---|

@@ -71,3 +71,16 @@ def test_the_table_of_retrofits_has_every_depth_mixer() -> None:
 
     measured = {depth["kind"] if isinstance(depth, dict) else depth for _, depth, _ in methods()}
     assert measured - {None} == {row.kind for row in DEPTH} - {"residual"}
+
+
+def test_the_page_of_retrofits_gives_the_commands_of_its_rows(root: Path) -> None:
+    """Catches a row whose options are not those of the script, numbers of the warning that no row has, and an old text."""
+    from retrofit_table import PAGE
+    from retrofit_training import ARMS, HEADING, Trained, part
+
+    written = PAGE.read_text(encoding="utf-8").partition(HEADING)[2]
+    cells = [line.strip("| ").split(" | ") for line in written.splitlines() if line.startswith("| ")][1:]
+    rows = [Trained(name, int(parameters.replace(",", "")), *map(float, losses)) for name, _, parameters, *losses in cells]
+    (memory,) = re.findall(r"was (\d+\.\d) GB", written)
+    assert HEADING + written == part(rows, 200, float(memory)), "write the part with `part` of docs/retrofit_training.py"
+    assert [row.name for row in rows] == [arm.name for arm in ARMS]
