@@ -11,6 +11,7 @@ from twoaxis.study import read_study
 from twoaxis.study.report import write_report
 from twoaxis.study.report.answer import answer, outlook
 from twoaxis.study.report.validity import with_gate
+from twoaxis.study.report.verdicts import verdict_sentence
 from twoaxis.study.report_data import ReportData, read_report
 from twoaxis.study.running.baselines import Baselines, SeedBaselines
 
@@ -54,6 +55,16 @@ def test_a_kept_page_is_short_and_draws_the_intervals_of_the_verdicts(path: Path
             assert head.count(f'aria-label="{text}{words.interval(*one.ci95)}, ') == 2, "a bar at two widths"
             drawn = f"{words.signed(one.mean_difference)}  ({words.interval(*one.simultaneous)})"
             assert f">{drawn}</text>" in head
+
+
+@pytest.mark.parametrize("path", KEPT, ids=lambda path: path.parent.name)
+def test_a_kept_result_says_what_would_be_said_now_of_its_numbers(path: Path) -> None:
+    """Catches sentences of an older version on numbers that have not changed."""
+    report, study = read_report(path), read_study(STUDIES / f"{path.parent.name}.toml")
+    for name, arm in report.arms.items():
+        if arm.role == "treatment":
+            assert arm.sentence == verdict_sentence(study, name, arm.charged[report.charge].comparison, arm.no_verdict)
+    assert not [limit for limit in report.limits if "charges" in limit]
 
 
 def test_answer_and_outlook_of_a_study_of_twelve_arms_are_short() -> None:

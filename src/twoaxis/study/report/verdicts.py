@@ -151,7 +151,7 @@ def limits(study: StudyConfig, plan: StudyPlan, records: Sequence[RunRecord]) ->
             "The control was run at one budget, so arms are compared with it only at costs that the design makes equal."
         )
     else:
-        found.append("Equal tokens, not equal compute: the control was run at one budget, so other charges are not available.")
+        found.append("Arms are compared at equal tokens, not at equal FLOPs or seconds: the control was run at one budget.")
     different = _different_environments(records)
     return [*found, different] if different else found
 
