@@ -91,7 +91,7 @@ def decide(question: Question) -> Finding:
     count = [study for study in found if not study.kept.withdrawn]
     outcomes = {study.outcome for study in count}
     rows = tuple(row for study in found for row in _rows(study))
-    columns = ("study", "counts", "comparison", "outcome", "difference in nats per token")
+    columns = ("study", "counts", "comparison", "outcome", "difference in nats per token, own 95 % interval")
     table = EvidenceTable(columns, rows) if rows else None
     links = tuple(study.kept.path for study in found)
     evidence = (*_census(found, len(kept)), *damaged)
