@@ -23,8 +23,7 @@ UNITS: dict[Charge, str] = {"tokens": "tokens", "flops": "FLOPs", "seconds": "se
 """Names of the kinds of cost in text."""
 
 Role = Literal["control", "treatment", "companion", "rung", "trial"]
-"""The role of an arm: the `control`; a `treatment` that the study is about; a `companion` that rules out another explanation;
-the control at another budget (`rung`); or a `trial` of a learning rate."""
+"""Of an arm; a `companion` rules out another explanation, a `rung` is the control at another budget, a `trial` tries a rate."""
 
 Word = Literal["better", "worse", "undecided"]
 """A verdict."""
@@ -45,8 +44,7 @@ class ComparisonData(Config):
         replicates_needed: for power 0.8.
         verdict: by the decision rule; null without one.
         family: number of comparisons corrected together; 0 for a comparison without a verdict by design, and in old reports.
-        simultaneous: the interval of the verdict, simultaneous over the family; null in old reports, and when the replicates
-            do not vary.
+        simultaneous: the interval of the verdict over the family; null in old reports, and when the replicates do not vary.
         suggestive: whether the uncorrected interval excludes zero but the verdict is undecided.
     """
 
@@ -101,8 +99,7 @@ class SpeedupData(Config):
         high: upper end of the interval.
         bootstrap95: interval of a bootstrap over seeds that refits the curve.
         sentence: summary.
-        beyond: the side of the measured budgets on which the value lies, and the bound there; null for a value inside, and in
-            old reports.
+        beyond: for a value outside the measured budgets, its side of them and the bound there; null in old reports.
     """
 
     value: float | None
@@ -342,8 +339,7 @@ class GateData(Config):
     Losses are means over finished replicates, in nats per token, or per answer for a synthetic task.
 
     Attributes:
-        passed: whether the control beats the bigram (a synthetic task: chance and majority) in every replicate; null while
-            unknown.
+        passed: whether the control beats the bigram (synthetic: chance and majority) in every replicate; null while unknown.
         sentence: the result with its numbers.
         reasons: for withholding verdicts, of the control and of single arms.
         change: advice on how to obtain verdicts; "" when none is withheld.
