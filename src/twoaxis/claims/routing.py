@@ -50,7 +50,7 @@ RECONSTRUCTED = {"vertical_attention": "Vertical Attention"}
 """Methods without public text or code; the reconstruction here decides nothing."""
 
 
-class Dependence(NamedTuple):
+class Weighting(NamedTuple):
     """The variables on which the weight of a source depends, and its form."""
 
     weights: Weights
@@ -99,16 +99,16 @@ def compute() -> Finding:
     return replace(finding, verdict="undecided", bound=bound, evidence=(*finding.evidence, why))
 
 
-def _rows(row: Row[DepthConfig], measured: dict[str, Dependence]) -> Iterator[tuple[str, ...]]:
+def _rows(row: Row[DepthConfig], measured: dict[str, Weighting]) -> Iterator[tuple[str, ...]]:
     """One row per distinct result."""
     for one in dict.fromkeys(measured.values()):
         examples = ", ".join(name for name, other in measured.items() if other == one)
         yield row.kind, examples, f"{one.place} and position" if one.position else one.place, one.form
 
 
-def measure(config: DepthConfig) -> Dependence:
+def measure(config: DepthConfig) -> Weighting:
     """Measures what the weights of one configuration depend on, as the checks of designs do, and their form."""
-    return Dependence(*measured_dependence(config), _form(config))
+    return Weighting(*measured_dependence(config), _form(config))
 
 
 def _form(config: DepthConfig) -> str:

@@ -25,6 +25,9 @@ UNITS: dict[Charge, str] = {"tokens": "tokens", "flops": "FLOPs", "seconds": "se
 Role = Literal["control", "treatment", "companion", "rung", "trial"]
 """Of an arm; a `companion` rules out another explanation, a `rung` is the control at another budget, a `trial` tries a rate."""
 
+DONE = ("finished", "diverged")
+"""Statuses of runs that another call of the study leaves as they are."""
+
 Word = Literal["better", "worse", "undecided"]
 """A verdict."""
 
@@ -415,11 +418,6 @@ class RunData(Config):
     recipe: dict[str, Any]
     data: dict[str, Any]
     environment: dict[str, Any]
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether another call of the study leaves it as it is."""
-        return self.status in ("finished", "diverged")
 
 
 class ReportData(Config):

@@ -170,7 +170,7 @@ class StudyPlan(Config):
             return f"{UNITS[charge]} were not measured"
         ratio = cost / other
         same = abs(ratio - 1) <= TOLERANCE
-        return "" if same else f"takes {ratio:.3f} times the {UNITS[charge]} of {against.name}, and neither is charged for more"
+        return "" if same else f"takes {ratio:.3f} times the {UNITS[charge]} of {against.name}; losses are compared as they are"
 
     def seconds_of(self, arm: PlannedArm) -> float | None:
         """Seconds of the steps of one run of an arm; None without a timing."""

@@ -17,6 +17,7 @@ from twoaxis.study.report import verdicts
 from twoaxis.study.report.answer import answer, findings
 from twoaxis.study.report.validity import Pair, equals_at_start, judge, obstacle, untrained_arms, verify_pairs
 from twoaxis.study.report_data import (
+    DONE,
     UNITS,
     ArmData,
     Charge,
@@ -273,7 +274,7 @@ def _tuning(plan: StudyPlan, records: Records, rates: Mapping[str, float]) -> Tu
     for arm in trials:
         lr, record = arm.train_config(arm.seeds[0]).optimizer.lr, records[RunKey(arm.name, arm.seeds[0])]
         tried = losses.setdefault(arm.tuned_as, {})
-        if record.status in ("finished", "diverged"):
+        if record.status in DONE:
             tried[f"{lr:g}"] = record.loss
     edges = {name: {f(map(float, tried)) for f in (min, max)} for name, tried in losses.items() if tried}
     return TuningData(

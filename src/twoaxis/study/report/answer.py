@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence, Set
 
 from twoaxis.display import numbers as words
-from twoaxis.study.report_data import UNITS, ArmData, Charge, ComparisonData, ReportData
+from twoaxis.study.report_data import DONE, UNITS, ArmData, Charge, ComparisonData, ReportData
 
 NAMED = 3
 """Arms of each verdict named by a finding; more are counted."""
@@ -57,7 +57,7 @@ def outlook(report: ReportData) -> tuple[str, str]:
         effect = report.design.get("decision", {}).get("smallest_effect", 0)
         decide = f"About {some} replicates, now {n}, to find a difference of {effect:g} nats with power 0.8."
     steps = [report.gate.change] if report.gate is not None and report.gate.change else []
-    if not all(run.has_ended for run in report.runs):
+    if not all(run.status in DONE for run in report.runs):
         steps.append(COMPLETE)
     if diverged := _diverged(report):
         steps.append(f"Try lower learning rates for {_listed(diverged)}, which diverged.")
@@ -79,7 +79,7 @@ def outlook(report: ReportData) -> tuple[str, str]:
 def finished_replicates(report: ReportData) -> tuple[int, int]:
     """The numbers of replicates whose runs have all ended, and of planned ones."""
     planned = report.arms[report.control].replicates_planned
-    open_seeds = {run.seed for run in report.runs if run.role != "trial" and not run.has_ended}
+    open_seeds = {run.seed for run in report.runs if run.role != "trial" and run.status not in DONE}
     seeds = {run.seed for run in report.runs if run.role == "control"}
     return len(seeds - open_seeds), planned
 

@@ -15,6 +15,7 @@ from twoaxis.study.design.rules import TuningConfig
 from twoaxis.study.planning import plan_study
 from twoaxis.study.planning.equal_cost import tokens_per_step
 from twoaxis.study.planning.study_plan import PlannedArm, StudyPlan
+from twoaxis.study.report_data import DONE
 from twoaxis.study.running.engine import Engine, LocalEngine, Task, launched, log_tail, run_process
 from twoaxis.study.running.run_cache import RunCache
 from twoaxis.study.running.study_folder import RunKey, RunRecord, StudyFolder, run_keys, write_json
@@ -29,9 +30,6 @@ Command = Callable[[Path, Path], list[str]]
 
 WAIT_SECONDS = 0.5
 """Seconds between checks of a run that an earlier call started."""
-
-DONE = ("finished", "diverged")
-"""Statuses of runs that are not run again."""
 
 
 def train_command(recipe: Path, run_dir: Path) -> list[str]:
