@@ -13,7 +13,7 @@ from torch import Tensor
 
 from twoaxis.core.errors import ConfigError
 from twoaxis.ops.cpu import cpu_only
-from twoaxis.ops.precision import Impl, outside_autocast, runs_plain, statistics_dtype
+from twoaxis.ops.precision import Impl, outside_autocast, refuse_second_gradients, runs_plain, statistics_dtype
 
 
 def previous_token(
@@ -202,6 +202,7 @@ class _CausalConv(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_second_gradients("causal_conv")
         weights, bias, documents, *rows = ctx.saved_tensors
         if ctx.in_c:
             given = grad_outputs[0], rows, weights, bias, documents, ctx.dilation, ctx.needs_input_grad[5:]

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from twoaxis.core.errors import DataError, problem
-from twoaxis.ops.precision import Impl, check_impl, statistics_dtype
+from twoaxis.ops.precision import Impl, check_impl, refuse_second_gradients, statistics_dtype
 
 IGNORE = -100
 """The target of tokens that carry no loss."""
@@ -98,6 +98,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        refuse_second_gradients("linear_cross_entropy", "call it on hidden states with impl='reference'")
         (grad,) = grad_outputs
         grad_hidden, grad_weight = ctx.saved_tensors
         return (

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from twoaxis.core.errors import ConfigError
 from twoaxis.ops.gpu import delta_operator
-from twoaxis.ops.precision import Impl, outside_autocast, runs_plain, statistics_dtype
+from twoaxis.ops.precision import Impl, outside_autocast, refuse_second_gradients, runs_plain, statistics_dtype
 
 UpdateRule = Literal["delta", "write_only"]
 
@@ -114,6 +114,7 @@ class _DeltaWrite(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_second_gradients("delta_writes")
         u, targets, beta, factor, products, *channels = ctx.saved_tensors
         wide_u = u.to(factor.dtype)
         buffer, grad_u = torch.empty_like(u, dtype=factor.dtype), torch.empty_like(u, dtype=factor.dtype)

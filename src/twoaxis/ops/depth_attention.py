@@ -15,7 +15,7 @@ from torch import Tensor
 from twoaxis.core.errors import ConfigError
 from twoaxis.ops.cpu import cpu_only
 from twoaxis.ops.mix import sum_of_products
-from twoaxis.ops.precision import outside_autocast, statistics_dtype
+from twoaxis.ops.precision import IN_PLAIN_FORMS, outside_autocast, refuse_second_gradients, statistics_dtype
 
 Source = Float[Tensor, "B T H K"]
 
@@ -95,6 +95,7 @@ class _DepthAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor | None) -> tuple[Tensor | None, ...]:
+        refuse_second_gradients("depth_attention", IN_PLAIN_FORMS)
         q, scores, log_totals, *sources = ctx.saved_tensors
         grad = torch.zeros_like(q) if grad_outputs[0] is None else grad_outputs[0]
         given = q, sources[: ctx.n], sources[ctx.n :], scores, log_totals

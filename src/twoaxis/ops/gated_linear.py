@@ -12,7 +12,7 @@ from torch import Tensor
 
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.ops.cpu import cpu_only, library
-from twoaxis.ops.precision import Impl, runs_plain
+from twoaxis.ops.precision import Impl, refuse_second_gradients, runs_plain
 
 
 def silu_gate(gate_and_value: Float[Tensor, "*n two_F"], impl: Impl = "fused") -> Float[Tensor, "*n F"]:
@@ -51,6 +51,7 @@ class _SiluGate(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> Tensor:
+        refuse_second_gradients("silu_gate")
         (grad,) = grad_outputs
         (gate_and_value,) = ctx.saved_tensors
         if library.served(gate_and_value, grad):

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from twoaxis.ops.norm import inverse_rms
-from twoaxis.ops.precision import Impl, outside_autocast, runs_plain, statistics_dtype
+from twoaxis.ops.precision import Impl, outside_autocast, refuse_second_gradients, runs_plain, statistics_dtype
 
 
 @outside_autocast
@@ -101,6 +101,7 @@ class _GatedRead(torch.autograd.Function):
     @staticmethod
     @outside_autocast
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_second_gradients("gated_read")
         grad_view, *grad_products = grad_outputs
         gain, down, up, extra, inverses, before, *streams = ctx.saved_tensors
         n, D, dtype = len(streams), streams[0].shape[-1], before.dtype

@@ -16,7 +16,7 @@ from torch import Tensor
 from twoaxis.core.errors import ConfigError
 from twoaxis.ops.cpu import cpu_only
 from twoaxis.ops.norm import inverse_rms
-from twoaxis.ops.precision import Impl, outside_autocast, runs_plain, statistics_dtype
+from twoaxis.ops.precision import Impl, outside_autocast, refuse_second_gradients, runs_plain, statistics_dtype
 
 Activation = Literal["relu", "gelu", "silu", "identity"]
 
@@ -156,6 +156,7 @@ class _GRN(torch.autograd.Function):
     @outside_autocast
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         """With g_c the gradient of y_c: db_cj = sum g_c v_j, ds_cj = g_c^T v_j, dv_j = sum_c (b_cj + s_cj) g_c + dz_cj w_cj."""
+        refuse_second_gradients("grn")
         bias, score_weight, score_gain, z, inverse, *sources = ctx.saved_tensors
         dtype, D = z.dtype, bias.shape[-1]
         weight, wide_bias = _effective(score_weight, score_gain, dtype), bias.to(dtype)

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from twoaxis.ops.cpu import cpu_only
-from twoaxis.ops.precision import Impl, outside_autocast, runs_plain, statistics_dtype
+from twoaxis.ops.precision import Impl, outside_autocast, refuse_second_gradients, runs_plain, statistics_dtype
 from twoaxis.ops.scores import SMALLEST_RMS
 from twoaxis.ops.streams import pieces_of, rows_of, spans
 
@@ -189,6 +189,7 @@ class _HyperRead(torch.autograd.Function):
     @outside_autocast
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         """With g the gradient of the scores s and r the inverse: dx = r (g^T W - (g^T s) norm(x) / E) + that of the read."""
+        refuse_second_gradients("hyper_read")
         grad_view, grad_rest, *grad_passed = grad_outputs
         static, scale, maps, offset, scores, statistics, *streams = ctx.saved_tensors
         rule: ScoreRule = ctx.rule

@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from twoaxis.core.errors import ConfigError, problem
-from twoaxis.ops.precision import Impl, check_impl, outside_autocast, statistics_dtype
+from twoaxis.ops.precision import BY_REFERENCE, Impl, check_impl, outside_autocast, refuse_second_gradients, statistics_dtype
 
 SMALLEST_CHUNK = 32
 """Smallest number of queries in a chunk of the windowed engine; shorter chunks lose more to overhead than they save."""
@@ -380,6 +380,7 @@ class _AttentionBeside(torch.autograd.Function):
     @outside_autocast
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         """With p the share of the key and u = value - y: dscore = p(1-p) g dy^T u, dvalue = p g dy, dg = p dy^T u."""
+        refuse_second_gradients("local_attention with a key beside", BY_REFERENCE)
         q, k, v, score, value, weight, added, y, log_sum = ctx.saved_tensors
         grad, dtype, call = grad_outputs[0], statistics_dtype(q), ctx.call
         # From what is kept of y: the joint output without a weight, else the attention to tokens alone.

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from twoaxis.ops.norm import inverse_rms
-from twoaxis.ops.precision import Impl, outside_autocast, runs_plain, statistics_dtype
+from twoaxis.ops.precision import Impl, outside_autocast, refuse_second_gradients, runs_plain, statistics_dtype
 
 AtZero = Literal["sign", "copysign"]
 """The root at a score of 0: 0, or that of `SMALLEST` with the sign of the zero."""
@@ -104,6 +104,7 @@ class _NgramGate(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_second_gradients("ngram_gate")
         query, key, gain, value, factor, scores = ctx.saved_tensors
         dtype, D = factor.dtype, key.shape[-1]
         grad, wide_gain = grad_outputs[0].to(dtype), gain.to(dtype)

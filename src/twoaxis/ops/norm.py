@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from twoaxis.ops.cpu import cpu_only, library
-from twoaxis.ops.precision import Impl, outside_autocast, runs_plain, statistics_dtype
+from twoaxis.ops.precision import Impl, outside_autocast, refuse_second_gradients, runs_plain, statistics_dtype
 
 
 @outside_autocast
@@ -94,6 +94,7 @@ class _RMSNorm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
+        refuse_second_gradients("rms_norm")
         (grad,) = grad_outputs
         x, gain, factor = ctx.saved_tensors
         if ctx.in_c:

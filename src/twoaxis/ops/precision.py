@@ -9,7 +9,7 @@ from typing import Any, Literal, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from twoaxis.core.errors import ConfigError, nearest
+from twoaxis.core.errors import ConfigError, nearest, problem
 
 Impl = Literal["fused", "reference"]
 """The engine that computes an operator; the result is the same, and no engine replaces another silently.
@@ -59,7 +59,7 @@ _PLAIN: ContextVar[bool] = ContextVar("_PLAIN", default=False)
 
 @contextmanager
 def plain_forms() -> Iterator[None]:
-    """Lets operators run within the block, in this thread, as under `torch.compile`."""
+    """Lets operators run within the block, in this thread, as under `torch.compile`, and without kernels."""
     token = _PLAIN.set(True)
     try:
         yield
@@ -77,6 +77,32 @@ def runs_plain(impl: str) -> bool:
     """
     check_impl(impl)
     return impl == "reference" or torch.compiler.is_compiling() or _PLAIN.get()
+
+
+def within_plain_forms() -> bool:
+    """Whether the caller asked for plain forms, which a compiler does not: it calls kernels."""
+    return not torch.compiler.is_compiling() and _PLAIN.get()
+
+
+BY_REFERENCE = "pass impl='reference'"
+"""A remedy where the caller chooses the engine."""
+
+IN_PLAIN_FORMS = "run the model within twoaxis.ops.precision.plain_forms()"
+"""A remedy where the caller does not; attention and the loss stay fused there, as they do under `torch.compile`."""
+
+
+def refuse_second_gradients(operator: str, remedy: str = f"{BY_REFERENCE}, or {IN_PLAIN_FORMS}") -> None:
+    """Refuses gradients of gradients: begins each backward pass that autograd would differentiate wrongly.
+
+    Autograd takes for constants what a forward pass saves beside its inputs and outputs, such as norms and scores, and it does
+    not see what kernels compute. In a backward pass, grad mode is on with `create_graph=True` alone: recomputation, and a
+    caller's own `enable_grad`, leave it off.
+
+    Raises:
+        ConfigError: the backward pass is to be differentiated.
+    """
+    if torch.is_grad_enabled():
+        raise ConfigError(problem("create_graph", True, f"False, since {operator} has first gradients alone", remedy))
 
 
 def _device_type(args: tuple[object, ...]) -> str:

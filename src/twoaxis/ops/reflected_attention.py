@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from twoaxis.core.errors import ConfigError
-from twoaxis.ops.precision import Impl, check_impl, outside_autocast, runs_plain, statistics_dtype
+from twoaxis.ops.precision import Impl, check_impl, outside_autocast, refuse_second_gradients, runs_plain, statistics_dtype
 
 LARGEST_BLOCK = 32
 """Tokens in a block of the fused engine: a longer one costs more inside, and fewer of them less between."""
@@ -140,6 +140,7 @@ class _Recomputed(torch.autograd.Function):
     @staticmethod
     @outside_autocast
     def backward(ctx: Any, *grad_outputs: Tensor | None) -> tuple[Tensor | None, ...]:
+        refuse_second_gradients("path_attention")
         runs, *inputs = ctx.saved_tensors
         leaves: list[Any] = [x if x is None else x.detach().requires_grad_() for x in inputs]
         with torch.enable_grad():

@@ -21,7 +21,7 @@ from twoaxis.core.layout import TokenLayout
 from twoaxis.core.registry import Row, Table
 from twoaxis.ops.cpu import cpu_only
 from twoaxis.ops.kernels import operator
-from twoaxis.ops.precision import outside_autocast, statistics_dtype
+from twoaxis.ops.precision import IN_PLAIN_FORMS, outside_autocast, refuse_second_gradients, statistics_dtype
 
 
 class RopeScaling(Config, ABC):
@@ -271,4 +271,5 @@ class _Rotate(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None]:
+        refuse_second_gradients("rotate", IN_PLAIN_FORMS)
         return cpu_only.rotate(grad_outputs[0], *ctx.saved_tensors, backward=True), None, None

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from twoaxis.core.errors import ConfigError
-from twoaxis.ops.precision import Impl, outside_autocast, runs_plain, statistics_dtype
+from twoaxis.ops.precision import Impl, outside_autocast, refuse_second_gradients, runs_plain, statistics_dtype
 from twoaxis.ops.streams import spans
 
 SMALLEST_RMS = 1e-12
@@ -150,6 +150,7 @@ class _JointScores(torch.autograd.Function):
     @outside_autocast
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         """With g the gradient of the scores: dS_j = r g^T w_j - r^2 (g^T s) S_j / (n D)."""
+        refuse_second_gradients("joint_scores")
         grad = grad_outputs[0]
         weight, scores, inverse, *streams = ctx.saved_tensors
         n, D = len(streams), streams[0].shape[-1]
@@ -213,6 +214,7 @@ class _StreamScores(torch.autograd.Function):
     @outside_autocast
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         """With g the gradient of the scores and r the inverse rms: dx = r (g^T W - r (g^T s) x / D)."""
+        refuse_second_gradients("stream_scores")
         (grad,) = grad_outputs
         weight, scores, inverses, *streams = ctx.saved_tensors
         C, D = weight.shape

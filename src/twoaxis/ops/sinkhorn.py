@@ -13,7 +13,7 @@ from torch import Tensor
 
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.ops.gpu import sinkhorn_operator
-from twoaxis.ops.precision import Impl, outside_autocast, runs_plain, statistics_dtype
+from twoaxis.ops.precision import Impl, outside_autocast, refuse_second_gradients, runs_plain, statistics_dtype
 
 Start = Literal["exp", "exp_minus_max", "softmax", "log"]
 Order = Literal["sources_first", "destinations_first"]
@@ -116,6 +116,7 @@ class _Sinkhorn(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None]:
+        refuse_second_gradients("sinkhorn")
         (logits,) = ctx.saved_tensors
         options: Sinkhorn = ctx.options
         wide = logits.to(statistics_dtype(logits))

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from twoaxis.core.errors import ConfigError
 from twoaxis.ops.causal_conv import NO_DOCUMENT, Borders
-from twoaxis.ops.precision import Impl, outside_autocast, runs_plain, statistics_dtype
+from twoaxis.ops.precision import Impl, outside_autocast, refuse_second_gradients, runs_plain, statistics_dtype
 
 
 def low_rank_conv(
@@ -135,6 +135,7 @@ class _TokenTaps(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_second_gradients("convolution with taps of each token")
         rows, factors, weight, documents = ctx.saved_tensors
         dtype, tokens, kernel = statistics_dtype(rows), factors.shape[1], len(weight)
         grad, x, past = grad_outputs[0].to(dtype), rows.to(dtype), rows.shape[1] - tokens

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from twoaxis.ops.norm import inverse_rms
-from twoaxis.ops.precision import Impl, outside_autocast, runs_plain, statistics_dtype
+from twoaxis.ops.precision import Impl, outside_autocast, refuse_second_gradients, runs_plain, statistics_dtype
 
 GELUForm = Literal["erf", "tanh"]
 
@@ -88,6 +88,7 @@ class _WeightMLP(torch.autograd.Function):
     @outside_autocast
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         """With s = r W_1 x and g its gradient: dx = r W_1^T g - r^2 (g^T s) x / D."""
+        refuse_second_gradients("weight_mlp")
         (grad,) = grad_outputs
         x, to_hidden, to_weights, bias, gain, inverse, scores = ctx.saved_tensors
         D, approximate = x.shape[-1], _approximation(ctx.form)

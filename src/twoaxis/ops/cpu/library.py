@@ -26,7 +26,7 @@ from torch.autograd import forward_ad
 from twoaxis.core.errors import ConfigError, DataError
 from twoaxis.core.files import cache_folder, try_lock
 from twoaxis.ops import kernels
-from twoaxis.ops.precision import runs_plain
+from twoaxis.ops.precision import IN_PLAIN_FORMS, refuse_second_gradients, runs_plain
 
 PARTS = 64
 """Parts of the rows, for the scratch of sums over rows."""
@@ -100,11 +100,10 @@ def call(name: str, *arguments: Tensor | Sequence[Tensor | None] | float | int |
     """Calls a kernel with the addresses of contiguous tensors, and with the number of threads as its last argument.
 
     Raises:
-        ConfigError: a graph of the call is asked for, as a gradient of a gradient is; kernels leave none. Or a gradient arrives
-            as a subclass of tensors.
+        ConfigError: a graph of the call is asked for, which kernels do not leave; or a gradient arrives as a subclass of
+            tensors.
     """
-    if torch.is_grad_enabled():
-        raise ConfigError(f"kernels: have no gradients of gradients; set {kernels.SWITCH}=off to compute them in PyTorch")
+    refuse_second_gradients(f"kernel {name}", IN_PLAIN_FORMS)
     found = _load().kernels
     assert found is not None
     found[name](*map(_argument, arguments), torch.get_num_threads())

@@ -12,6 +12,7 @@ from torch import Tensor
 from twoaxis.ops import kernels
 from twoaxis.ops.cpu import library
 from twoaxis.ops.gpu import launch
+from twoaxis.ops.precision import refuse_second_gradients
 
 MOST_CHANNELS = 4
 """Kernels are compiled for their number, and more need more registers than there are."""
@@ -99,6 +100,7 @@ class _DeltaWrite(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_second_gradients("delta_writes")
         direction, targets, beta, *channels = ctx.saved_tensors
         given = grad_outputs, channels, direction, targets, beta, ctx.eps, ctx.erases
         grad_channels, *others = torch.ops.twoaxis.delta_write_backward(*given)

@@ -12,6 +12,7 @@ from torch import Tensor
 from twoaxis.ops import kernels
 from twoaxis.ops.cpu import library
 from twoaxis.ops.gpu import launch
+from twoaxis.ops.precision import refuse_second_gradients
 
 
 def shapes(sources: Sequence[Tensor], n_heads: int) -> tuple[dict[str, Any], int]:
@@ -211,6 +212,7 @@ class _DepthRead(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor | None) -> tuple[Tensor | None, ...]:
+        refuse_second_gradients("depth_read")
         query, scale, factors, scores, log_totals, *tensors = ctx.saved_tensors
         n, grad = ctx.n, grad_outputs[0]
         sources, early, passed = tensors[:n], tensors[n:], grad_outputs[1:] or (None,) * n

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from twoaxis.core.errors import ConfigError
 from twoaxis.ops import kernels
+from twoaxis.ops.precision import within_plain_forms
 
 LEAST_CAPABILITY = (8, 0)
 """Of a device of NVIDIA: older ones have no bfloat16."""
@@ -42,7 +43,7 @@ def status() -> str:
 def served(x: Tensor) -> bool:
     """Whether kernels compute with tensors like this one: on a GPU, in 16 or 32 bits, switched on and installed."""
     on_device = x.is_cuda or (kernels.INTERPRETED and x.device.type == "cpu")
-    return on_device and x.dtype in DTYPES and INSTALLED and kernels.switched_on()
+    return on_device and x.dtype in DTYPES and INSTALLED and kernels.switched_on() and not within_plain_forms()
 
 
 def fits(width: int, n_heads: int, n_sources: int) -> bool:

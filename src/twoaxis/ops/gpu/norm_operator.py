@@ -10,6 +10,7 @@ from torch import Tensor
 
 from twoaxis.ops import kernels
 from twoaxis.ops.gpu import launch
+from twoaxis.ops.precision import refuse_second_gradients
 
 
 def _constants(x: Tensor) -> tuple[launch.Blocks, int, dict[str, int]]:
@@ -64,6 +65,7 @@ class _SourceFactor(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor | None) -> tuple[Tensor | None, ...]:
+        refuse_second_gradients("source_factor")
         v, factors = ctx.saved_tensors
         by_factor, passed = grad_outputs[0], grad_outputs[1] if len(grad_outputs) > 1 else None
         if by_factor is None:

@@ -11,6 +11,7 @@ from torch import Tensor
 from twoaxis.ops import kernels
 from twoaxis.ops.cpu import library
 from twoaxis.ops.gpu import launch
+from twoaxis.ops.precision import refuse_second_gradients
 
 MOST_STREAMS = 4
 """A thread holds a matrix."""
@@ -76,6 +77,7 @@ class _Sinkhorn(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None]:
+        refuse_second_gradients("sinkhorn")
         (logits,) = ctx.saved_tensors
         return torch.ops.twoaxis.sinkhorn_backward(grad_outputs[0], logits, *ctx.options), None
 

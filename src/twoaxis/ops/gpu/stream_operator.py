@@ -12,6 +12,7 @@ from torch import Tensor
 from twoaxis.ops import kernels
 from twoaxis.ops.cpu import library
 from twoaxis.ops.gpu import launch
+from twoaxis.ops.precision import IN_PLAIN_FORMS, refuse_second_gradients
 
 MOST_WEIGHTS = 20
 """Sums that a program of the backward pass holds: four streams and an update that are mixed to four."""
@@ -132,6 +133,7 @@ class _MixStreams(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_second_gradients("mixing of streams", IN_PLAIN_FORMS)
         update, residual, write, *sources = ctx.saved_tensors
         wants = ctx.needs_input_grad
         given = (

@@ -12,6 +12,7 @@ from torch import Tensor
 from twoaxis.ops import kernels
 from twoaxis.ops.gpu import launch
 from twoaxis.ops.gpu.depth_read_operator import shapes
+from twoaxis.ops.precision import refuse_second_gradients
 
 
 def _fake_early(
@@ -159,6 +160,7 @@ class _EarlyReads(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_second_gradients("early_reads")
         queries, factors, scores, log_totals, *sources = ctx.saved_tensors
         n, Q = len(sources), len(queries)
         grads, grad_totals, passed = grad_outputs[:Q], grad_outputs[Q], grad_outputs[Q + 1 :]
