@@ -30,6 +30,9 @@ def previous_token(
         >>> previous_token(torch.tensor([[[1.0], [2.0], [3.0]]])).flatten()
         tensor([0., 1., 2.])
     """
+    if not x.shape[1]:
+        # Without a last token to leave out, there would be one too many.
+        return x
     if history is None or not history.shape[1]:
         before = F.pad(x[:, :-1], (0, 0, 1, 0))
     else:
@@ -134,7 +137,7 @@ def _plain(
         tap = weights[..., kernel - 1 - shift].to(dtype)
         part = sum(w * x[:, stop - tokens : stop] for w, x in zip(tap, padded, strict=True))
         if known is not None:
-            part = part * (known[:, stop - tokens : stop] == known[:, -tokens:]).unsqueeze(-1)
+            part = part * (known[:, stop - tokens : stop] == known[:, known.shape[1] - tokens :]).unsqueeze(-1)
         total = total + part
     return total.to(rows[0].dtype)
 
@@ -233,6 +236,9 @@ class _CausalConv(torch.autograd.Function):
 def _slide(x: Float[Tensor, "B R C"], taps: Float[Tensor, "C k"], dilation: int) -> Float[Tensor, "B _ C"]:
     """Returns the R + d (k - 1) outputs of the full convolution; the first R end at each token in turn."""
     C, kernel = taps.shape
+    if not x.shape[1]:
+        # The engine takes no rows without tokens.
+        return x.new_zeros(x.shape[0], dilation * (kernel - 1), C)
     if dilation > 1:
         # Ten times as fast as a dilated convolution: tokens d apart become neighbours in channels of their own.
         length = x.shape[1]
@@ -249,7 +255,7 @@ def _slide(x: Float[Tensor, "B R C"], taps: Float[Tensor, "C k"], dilation: int)
 def _grad_input(grad: Float[Tensor, "B T C"], taps: Float[Tensor, "C k"], length: int, dilation: int) -> Float[Tensor, "B R C"]:
     """The gradient of a token sums over its k outputs, from its own on."""
     kernel, tokens = taps.shape[1], grad.shape[1]
-    reached = _slide(grad, taps.flip(1), dilation)[:, -min(length, tokens + dilation * (kernel - 1)) :]
+    reached = _slide(grad, taps.flip(1), dilation)[:, max(0, tokens + dilation * (kernel - 1) - length) :]
     return F.pad(reached, (0, 0, length - reached.shape[1], 0)) if reached.shape[1] < length else reached
 
 

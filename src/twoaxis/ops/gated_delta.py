@@ -61,6 +61,11 @@ def gated_delta(
     """
     check_impl(impl)
     runs = None if documents is None else _runs(documents, q.shape[2], state is not None)
+    if not q.shape[2]:
+        # Engines need a token: one of zeros neither decays nor writes.
+        one = (F.pad(x, (0, 0) * (x.ndim - 3) + (0, 1)) for x in (q, k, v, decay_log, beta))
+        y, last = gated_delta(*one, state=state, impl=impl)
+        return y[:, :, :0], last
     wide = statistics_dtype(v)
     inputs = _Inputs(*(x.to(wide).flatten(0, 1) for x in (q, k, v, decay_log, beta)))
     if state is None:
@@ -131,7 +136,7 @@ def _chunked(inputs: _Inputs, state: Tensor, runs: Tensor | None) -> tuple[Tenso
     erased, read = torch.bmm(torch.cat((w, since * q), dim=1), starts).chunk(2, dim=1)
     scores = decay.between * torch.bmm(q, k.transpose(1, 2))
     y = torch.baddbmm(read, scores, u - erased)
-    return y.reshape(len(state), -1, values)[:, :tokens], states[-1]
+    return y.reshape(len(state), n * y.shape[1], values)[:, :tokens], states[-1]
 
 
 class _Decay(NamedTuple):

@@ -94,7 +94,7 @@ class _GatedRead(torch.autograd.Function):
         for j, stream in enumerate(streams):
             gate = _gate(hidden, up, j, D).mul_(gain[j]).mul_(inverses[j].unsqueeze(-1))
             view.addcmul_(gate, stream.reshape(-1, D))
-        products = tuple(total.T.contiguous().div_(n).view(-1, B, T) for total in sums[1:])
+        products = tuple(total.T.contiguous().div_(n).view(total.shape[1], B, T) for total in sums[1:])
         ctx.save_for_backward(gain, down, up, extra, inverses, before, *streams)
         return view.div_(n).view(B, T, D).to(streams[0].dtype), *products
 

@@ -62,8 +62,8 @@ def local_attention(
         raise ConfigError(f"local_attention: got {given}; must be both or neither; give those of the queries and of the keys")
     if window is not None and window >= k.shape[2]:
         window = None
-    # No other device has an operator of known form that returns the logarithms of its sums.
-    if impl == "reference" or (beside and q.device.type not in ("cpu", "meta")):
+    # No other device has an operator of known form that returns the logarithms of its sums; a CPU's needs a query.
+    if impl == "reference" or (beside and (q.device.type not in ("cpu", "meta") or not q.shape[2])):
         mask = visible(q.shape[2], k.shape[2], window, documents, key_documents, q.device)
         return _reference(q, k, v, mask, sink, beside)
     keys = _Keys(documents, key_documents, beside, None if sink is None else 1 / math.sqrt(q.shape[-1]))
@@ -268,12 +268,12 @@ def _windowed(q: Tensor, k: Tensor, v: Tensor, window: int, keys: _Keys) -> Tens
     documents, key_documents, beside, scale = keys
     (B, H, T, _), G = q.shape, k.shape[1]
     chunks = _Chunks.plan(T, k.shape[2], window)
-    k, v = (_align(x, chunks).reshape(B, G, -1, x.shape[-1]) for x in (k, v))
-    k, v = (chunks.spans(x, 2).reshape(B * G, chunks.n, chunks.span, x.shape[-1]) for x in (k, v))
+    k, v = (chunks.spans(_align(x, chunks), 2).reshape(B * G, chunks.n, chunks.span, x.shape[-1]) for x in (k, v))
 
     def tokens(x: Tensor) -> Tensor:
         each = x.shape[3:]
-        return x.reshape(B, G, chunks.n, H // G, chunks.length, *each).transpose(2, 3).reshape(B, H, -1, *each)[:, :, :T]
+        x = x.reshape(B, G, chunks.n, H // G, chunks.length, *each).transpose(2, 3)
+        return x.reshape(B, H, chunks.n * chunks.length, *each)[:, :, :T]
 
     def rows(x: Tensor) -> Tensor:
         # The query heads of one kv-head are stacked along the queries, so keys and values are never repeated.

@@ -167,7 +167,7 @@ def token_window(
         stopped = []
         if known is not None:
             here = known[:, stop - tokens : stop]
-            stopped.append(here == PADDING if back == 0 else here != known[:, -tokens:])
+            stopped.append(here == PADDING if back == 0 else here != known[:, known.shape[1] - tokens :])
         if back:
             stopped += [slot == end for end in ends]
         for one in stopped:

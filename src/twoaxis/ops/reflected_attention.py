@@ -83,6 +83,8 @@ def path_attention(
         raise ConfigError(f"path_attention: {got}; give those of the earlier and of the new tokens")
     runs = None if documents is None else F.pad((documents[:, 1:] != documents[:, :-1]).cumsum(dim=1), (1, 0))
     inputs, keep = _Inputs(q, k, v, w, beta, forget_log, *(past or (None, None, None))), past is not None
+    if not q.shape[2]:
+        return _of_no_tokens(inputs), past
     # A single token is the recurrence itself.
     found: Any
     if impl == "reference" or q.shape[2] == 1:
@@ -150,6 +152,14 @@ class _Recomputed(torch.autograd.Function):
         outputs, cotangents = zip(*made, strict=True)
         found = iter(torch.autograd.grad(outputs, wanted, cotangents, allow_unused=True))
         return None, None, *(next(found) if needed else None for needed in ctx.needs_input_grad[2:])
+
+
+def _of_no_tokens(inputs: _Inputs) -> Float[Tensor, "B H 0 V"]:
+    """An engine needs a token, and gets one of zeros, whose output is left out."""
+    new, past = inputs[:6], inputs[6:]
+    one: Any = (*(x if x is None else F.pad(x, (0, 0) * (x.ndim - 3) + (0, 1)) for x in new), *past)
+    y, _ = _computed(_blocks, _Inputs(*one), None, keep=False)
+    return y[:, :, :0]
 
 
 def _attend(scores: Tensor, seen: Tensor | None, values: Tensor) -> Float[Tensor, "B H T V"]:

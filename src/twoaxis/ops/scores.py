@@ -78,7 +78,7 @@ class _LinearScores(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
         ctx.save_for_backward(x, weight)
         dtype = statistics_dtype(x)
-        return torch.mm(weight.to(dtype), x.reshape(-1, x.shape[-1]).to(dtype).T).view(-1, *x.shape[:2])
+        return torch.mm(weight.to(dtype), x.reshape(-1, x.shape[-1]).to(dtype).T).view(len(weight), *x.shape[:2])
 
     @staticmethod
     @outside_autocast
@@ -142,7 +142,7 @@ class _JointScores(torch.autograd.Function):
             square.addcmul_(norm, norm)
             torch.addmm(scores, part, x.to(dtype).T, beta=int(j > 0), out=scores)
         inverse = square.div_(len(streams) * D).add_(eps).rsqrt_()
-        scores = scores.mul_(inverse).view(-1, B, T)
+        scores = scores.mul_(inverse).view(len(weight), B, T)
         ctx.save_for_backward(weight, scores, inverse, *streams)
         return scores
 
@@ -206,7 +206,7 @@ class _StreamScores(torch.autograd.Function):
                 square = torch.linalg.vector_norm(x[span], dim=-1, dtype=weight.dtype).square_().div_(D)
                 inverses[k, span] = square.add_(eps).clamp_min_(SMALLEST_RMS**2).rsqrt_()
                 scores[k, :, span] = torch.mm(weight, x[span].to(weight.dtype).T).mul_(inverses[k, span])
-        scores = scores.view(len(streams), -1, B, T)
+        scores = scores.view(len(streams), len(weight), B, T)
         ctx.save_for_backward(weight, scores, inverses, *streams)
         return scores
 

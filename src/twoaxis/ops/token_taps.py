@@ -105,7 +105,7 @@ def _plain(rows: Tensor, factors: Tensor, weight: Tensor, documents: Tensor | No
             taps = (factors[..., shift : shift + 1].to(dtype) + own.view(factors.shape[2], -1)).flatten(2)
         part = taps * padded[:, stop - tokens : stop]
         if known is not None:
-            part = part * (known[:, stop - tokens : stop] == known[:, -tokens:]).unsqueeze(-1)
+            part = part * (known[:, stop - tokens : stop] == known[:, known.shape[1] - tokens :]).unsqueeze(-1)
         total = total + part
     return total.to(rows.dtype)
 
@@ -176,7 +176,7 @@ class _Taps:
         flat = grad.view(-1, grad.shape[-1])
         if self.factors.ndim == 3:
             torch.mm(self.factors.flatten(0, 1).T, flat, out=grad_own)
-            grad_factors.view(len(flat), -1).addmm_(flat, self.weight[shift].T)
+            grad_factors.view(len(flat), grad_factors.shape[-1]).addmm_(flat, self.weight[shift].T)
         else:
             grad_factors[..., shift] = grad.unflatten(-1, (self.factors.shape[2], -1)).sum(-1)
             # A product with ones is a sum in one pass.

@@ -82,7 +82,7 @@ class _WeightMLP(torch.autograd.Function):
         ctx.save_for_backward(x, to_hidden, to_weights, bias, gain, inverse, scores)
         hidden = F.gelu(scores, approximate=_approximation(form))
         y = torch.mm(to_weights.to(inverse.dtype), hidden).add_(bias.to(inverse.dtype).unsqueeze(-1))
-        return y.view(-1, *x.shape[:-1])
+        return y.view(len(y), *x.shape[:-1])
 
     @staticmethod
     @outside_autocast

@@ -35,6 +35,7 @@ _EVERY_AXIS = (
     decoding.static_cache_decode,
     causality.batch_invariance,
     causality.edge_shapes,
+    causality.empty_input,
     gradient.gradients_reach_parameters,
     gradient.fused_equals_reference,
     gradient.recompute_parity,

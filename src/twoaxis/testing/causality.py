@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from twoaxis.core.layout import TokenLayout
@@ -10,13 +11,14 @@ from twoaxis.core.parameters import declarations
 from twoaxis.depth import DepthConfig
 from twoaxis.model import Decoder
 from twoaxis.testing.conformance import check, close, differs, distance, exactly, identical, require
-from twoaxis.testing.measured import Trace, trace
+from twoaxis.testing.measured import Trace, gradients, trace
 from twoaxis.testing.toy import (
     LOWEST_ID,
     TOKENS,
     VOCAB,
     AxisConfig,
     MixerConfig,
+    decoder_config,
     noise,
     odd_width,
     other_tokens,
@@ -61,6 +63,24 @@ def _builds(config: AxisConfig, d_model: int) -> bool:
     except ValueError:
         return False
     return True
+
+
+@check
+def empty_input(config: AxisConfig) -> None:
+    """No rows, and rows without tokens, give logits of their shape, a loss of 0 and gradients of 0, in float32 and float64."""
+    # One block has every read and write; mixers of heads find none of earlier layers before the second.
+    mixes_heads = isinstance(config, DepthConfig) and config.design.heads != "none"
+    model = Decoder.build(decoder_config(config, n_layers=2 if mixes_heads else 1))
+    for dtype in (torch.float32, torch.float64):
+        model, loss = model.to(dtype), torch.zeros((), dtype=dtype)
+        for shape in ((0, TOKENS), (2, 0)):
+            tokens, what = toy_tokens(*shape), f"of {list(shape)} tokens in {dtype}"
+            logits = model(tokens)
+            exactly(f"shape and dtype of the logits {what}", (tuple(logits.shape), logits.dtype), ((*shape, VOCAB), dtype))
+            loss = loss + F.cross_entropy(logits.flatten(0, 1), tokens.flatten(), reduction="sum")
+            exactly(f"loss {what}", float(loss.detach()), 0.0)
+        moved = [name for name, gradient in gradients(model, loss).items() if gradient.any()]
+        exactly(f"gradients that are not 0 in {dtype}", moved, [])
 
 
 @check

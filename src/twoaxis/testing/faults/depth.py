@@ -259,6 +259,13 @@ class _EvenOnly(Residual):
         return state.unflatten(-1, (-1, 2)).flatten(-2), None, cache
 
 
+class _GuessesWidth(Residual):
+    """Leaves torch to find a size, which no elements leave open."""
+
+    def read(self, state: Tensor, layout: Layout = None, cache: Any = None) -> tuple[Tensor, None, Any]:
+        return state.view(*state.shape[:2], -1), None, cache
+
+
 class _OneDtype(Residual):
     def write(self, state: Tensor, update: Tensor, context: Any, carry: None) -> Tensor:
         if state.dtype != update.dtype:
@@ -355,6 +362,7 @@ DEPTH_FAULTS = (
     _fault("information outside the state", "pipeline_cut", _planted(_ReadsHidden, ends=_HidingEnds), raises=RuntimeError),
     _fault("wrong gradient", "gradcheck_read_write", _planted(_WrongGradient)),
     _fault("even widths only", "edge_shapes", _planted(_EvenOnly), raises=RuntimeError),
+    _fault("size that no rows leave open", "empty_input", _planted(_GuessesWidth), raises=RuntimeError),
     _fault("wrong parameter count", "depth_params_are_exact", _planted(misstated=Cost(params=1))),
     _fault("wrong flops", "depth_flops_are_exact", _planted(misstated=Cost(matmul_flops=1))),
     _fault(
