@@ -16,7 +16,12 @@ STUDY  ?= studies/first.toml
 
 # Compiled later by all cores, where that is worth it, and not by one.
 PIP  = -m pip --disable-pip-version-check install -qq --no-compile
+# That which comes with Python 3.11 takes twice as long.
+NEW_PIP = 'pip>=25'
+# Much that tests never import, and would take long to compile.
+UNUSED  = /tests?/|transformers/models/[b-z]|/ray/|/pip/
 BIN  = $(VENV)/bin
+COMPILE = $(BIN)/python -m compileall -q -j 0 -x '$(UNUSED)' $(VENV)/lib > /dev/null || true
 # One thread for each of three workers on two cores, since some tests wait; they take neighbours together and so make what these
 # share once. Tests that compile need a session without shape checks, and those that interpret kernels one of their own.
 # The processes that tests start read compiled files, whatever the caller's setting is.
@@ -89,6 +94,7 @@ $(VENV)/.torch-installed:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "twoaxis needs Python >= 3.11; set PYTHON=, got " + sys.version)'
 	@echo "creating $(VENV): torch comes first and takes a few minutes" >&2
 	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python $(PIP) $(NEW_PIP)
 	$(BIN)/python $(PIP) $(TORCH)
 	@touch $@
 
@@ -98,9 +104,9 @@ $(CORE): $(VENV)/.torch-installed pyproject.toml constraints.txt
 
 $(DEV): $(CORE)
 	@# What is there is compiled meanwhile. Some packages carry templates that are no Python.
-	@($(BIN)/python -m compileall -q $(VENV)/lib > /dev/null || true) & \
+	@($(COMPILE)) & \
 	$(BIN)/python $(PIP) -c constraints.txt -e '.[dev]' && wait
-	@$(BIN)/python -m compileall -q -j 0 $(VENV)/lib > /dev/null || true
+	@$(COMPILE)
 	@touch $@
 
 $(SITE): $(CORE)
