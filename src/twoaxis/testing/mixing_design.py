@@ -81,13 +81,12 @@ def measured_dependence(config: DepthConfig) -> Dependence:
     run = trace(model, toy_tokens())
     one, other = (_inputs(run, name) for name in ("one", "other"))
     newest = _with_newest(one)
-    on_input = _changes(_derivatives(model, one), _derivatives(model, other)) and _changes(
-        *(_weights(model, inputs) for inputs in (one, other))
-    )
+    derivatives, weighted = _derivatives(model, one), _weights(model, one)
+    on_input = _changes(derivatives, _derivatives(model, other)) and _changes(weighted, _weights(model, other))
     on_reader = (
         on_input
-        and _changes(_derivatives(model, one), _derivatives(model, newest))
-        and not _only_competes(_weights(model, one), _weights(model, newest))
+        and _changes(derivatives, _derivatives(model, newest))
+        and not _only_competes(weighted, _weights(model, newest))
     )
     weights: Weights = "input and reader" if on_reader else "input" if on_input else "static"
     if config.design.weights == "static" and config.design.normaliser.startswith("norm"):
