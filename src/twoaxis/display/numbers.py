@@ -6,13 +6,13 @@ Amounts with units use the code that the planner's page runs in a browser, so th
 from collections.abc import Callable
 
 from twoaxis.planner.formulas import written
-from twoaxis.planner.formulas.written import BYTES, COUNTS, SECONDS, amount
+from twoaxis.planner.formulas.written import BYTES, COUNTS, MINUS, SECONDS, amount
 
 percent = written.percent
 """Formats a share in percent, whole from 100 % on."""
 
-MINUS, TIMES = "\u2212", "\u00d7"
-"""Typographic minus and multiplication signs."""
+TIMES = "\u00d7"
+"""The multiplication sign."""
 
 MISSING = "\u2014"
 """Mark of a missing value."""
@@ -177,9 +177,9 @@ def change(ratio: float) -> str:
 
     Example:
         >>> change(0.0123), change(-0.5), change(-0.00001), change(12.5)
-        ('+1.2 %', '-50.0 %', '+0.0 %', '+1,250.0 %')
+        ('+1.2 %', '−50.0 %', '+0.0 %', '+1,250.0 %')
     """
-    return f"{round(100 * ratio, 1) + 0.0:+,.1f} %"
+    return f"{round(100 * ratio, 1) + 0.0:+,.1f} %".replace("-", MINUS)
 
 
 def significant(value: float) -> str:

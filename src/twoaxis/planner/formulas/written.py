@@ -3,10 +3,11 @@
 SECONDS = [[1, "s"], [0.001, "ms"], [0.000001, "µs"]]
 BYTES = [[1000000000000, "TB"], [1000000000, "GB"], [1000000, "MB"], [1000, "kB"], [1, "B"]]
 COUNTS = [[1000000000000, "T"], [1000000000, "B"], [1000000, "M"], [1000, "k"], [1, ""]]
+MINUS = "\u2212"
 
 
 def fixed(value: float, places: int) -> str:
-    """A number with so many decimals.
+    """A number with so many decimals, as code reads it.
 
     Example:
         >>> fixed(2.345, 2), fixed(-0.04, 1), fixed(1234.5, 0)
@@ -46,7 +47,7 @@ def amount(value: float, units: list) -> str:
         ('12.3 ms', '80.0 GB', '0', '1.00 GB', '2')
     """
     if value < 0:
-        return "-" + amount(0 - value, units)
+        return MINUS + amount(0 - value, units)
     if value == 0:
         return "0"
     for unit in units:
@@ -60,10 +61,11 @@ def percent(share: float) -> str:
     """A share in percent.
 
     Example:
-        >>> percent(0.0123), percent(2.5)
-        ('1.2 %', '250 %')
+        >>> percent(0.0123), percent(2.5), percent(-0.015), percent(-0.0001)
+        ('1.2 %', '250 %', '−1.5 %', '0.0 %')
     """
-    return fixed(100 * share, 1 if abs(share) < 0.9995 else 0) + " %"
+    size = fixed(100 * abs(share), 1 if abs(share) < 0.9995 else 0)
+    return (MINUS if share < 0 and size != "0.0" else "") + size + " %"
 
 
 def place(value: float) -> str:

@@ -64,7 +64,7 @@ var _pymeth_repeat = function(count) { // nargs: 0
     }
     return result + pattern;
 };
-var BYTES, COUNTS, DEPTH_KERNELS, MIXER_KERNELS, PRODUCT_COLUMNS, RANK, ROW, SECONDS, _arrival, _begun, _never, _run, _summary, advice, alive, all_gather_bytes, all_points, all_reduce_bytes, amount, bars, bars_of, best_rows, bound, bound_by, boundary_of_block, box_at, by_rank, cache_bytes_of, cache_read, collective_seconds, compute_seconds, copied, cost_in_words, data_parallel_bytes, depth_operator, edges_of, ends_saved_bytes, estimated_step, even_cuts, exposed_data_seconds, exposed_seconds, extended, facts, figure, fixed, forward_counts, forward_pass, fused, gpipe_order, gpus_of, gradients_waiting, harmonic_size, head_seconds, height_of, held, hop_bytes, ideal_bubble, interleaved_order, joined, kept_leaf_bytes, largest_block_bytes, launch_seconds, limit_of, limit_text, line_at, lines, link_of, link_seconds, links_of, log2_of, matmul_efficiency, memory_seconds, method_row, methods_of, min_of, mixer_operators, mixing_gradient_bytes, model_of, name_at, new_state_bytes, nice_step, numbers, one_f_one_b_order, one_line, one_point, opening, operator, operator_seconds, outline, overhead, pair_flops, pair_flops_of_one, pairs_of_work, parameter_counts, peak_memory, percent, pipeline_flow, place, place_of, points, points_of, prefill_state_bytes, ranked, reach_of, recomputed_bytes_of, reduce_scatter_bytes, refusal, run_of, saved_bytes_of, schedule_order, sent_bytes, sequence_of, simulate, simulated_microbatches, sorted_by, stage_memory, stage_seconds, state_bytes, states_of, step_of, steps, stored_bytes, stored_tokens, sublayer_seconds, table_row, table_rows, tensor_parallel_bytes, tensor_parallel_forward_bytes, text_at, three_digits, tokens_on_rank, tone_of, top_of, total_seconds, training_step, transfer_seconds, unpacked, update_seconds, visible_pairs_of, waiting_bytes, weights_read, with_control, work_of, work_of_prompts;
+var BYTES, COUNTS, DEPTH_KERNELS, MINUS, MIXER_KERNELS, PRODUCT_COLUMNS, RANK, ROW, SECONDS, _arrival, _begun, _never, _run, _summary, advice, alive, all_gather_bytes, all_points, all_reduce_bytes, amount, bars, bars_of, best_rows, bound, bound_by, boundary_of_block, box_at, by_rank, cache_bytes_of, cache_read, collective_seconds, compute_seconds, copied, cost_in_words, data_parallel_bytes, depth_operator, edges_of, ends_saved_bytes, estimated_step, even_cuts, exposed_data_seconds, exposed_seconds, extended, facts, figure, fixed, forward_counts, forward_pass, fused, gpipe_order, gpus_of, gradients_waiting, harmonic_size, head_seconds, height_of, held, hop_bytes, ideal_bubble, interleaved_order, joined, kept_leaf_bytes, largest_block_bytes, launch_seconds, limit_of, limit_text, line_at, lines, link_of, link_seconds, links_of, log2_of, matmul_efficiency, memory_seconds, method_row, methods_of, min_of, mixer_operators, mixing_gradient_bytes, model_of, name_at, new_state_bytes, nice_step, numbers, one_f_one_b_order, one_line, one_point, opening, operator, operator_seconds, outline, overhead, pair_flops, pair_flops_of_one, pairs_of_work, parameter_counts, peak_memory, percent, pipeline_flow, place, place_of, points, points_of, prefill_state_bytes, ranked, reach_of, recomputed_bytes_of, reduce_scatter_bytes, refusal, run_of, saved_bytes_of, schedule_order, sent_bytes, sequence_of, simulate, simulated_microbatches, sorted_by, stage_memory, stage_seconds, state_bytes, states_of, step_of, steps, stored_bytes, stored_tokens, sublayer_seconds, table_row, table_rows, tensor_parallel_bytes, tensor_parallel_forward_bytes, text_at, three_digits, tokens_on_rank, tone_of, top_of, total_seconds, training_step, transfer_seconds, unpacked, update_seconds, visible_pairs_of, waiting_bytes, weights_read, with_control, work_of, work_of_prompts;
 all_gather_bytes = function flx_all_gather_bytes (ranks, whole_bytes) {
     return (whole_bytes * (ranks - 1)) / ranks;
 };
@@ -1953,6 +1953,7 @@ prefill_state_bytes = function flx_prefill_state_bytes (model, work, chunk_token
 SECONDS = [[1, "s"], [0.001, "ms"], [1e-06, "\u00b5s"]];
 BYTES = [[1000000000000, "TB"], [1000000000, "GB"], [1000000, "MB"], [1000, "kB"], [1, "B"]];
 COUNTS = [[1000000000000, "T"], [1000000000, "B"], [1000000, "M"], [1000, "k"], [1, ""]];
+MINUS = "\u2212";
 fixed = function flx_fixed (value, places) {
     var _, rest, scale, scaled, sign;
     scale = 1;
@@ -1983,7 +1984,7 @@ three_digits = function flx_three_digits (value) {
 amount = function flx_amount (value, units) {
     var last, stub140_seq, stub141_itr, unit;
     if ((value < 0)) {
-        return "-" + amount(0 - value, units);
+        return MINUS + amount(0 - value, units);
     }
     if ((value==0)) {
         return "0";
@@ -2001,7 +2002,9 @@ amount = function flx_amount (value, units) {
 };
 
 percent = function flx_percent (share) {
-    return (fixed(100 * share, ((_pyfunc_abs(share) < 0.9995))? (1) : (0))) + " %";
+    var size;
+    size = fixed(100 * _pyfunc_abs(share), ((_pyfunc_abs(share) < 0.9995))? (1) : (0));
+    return (((((share < 0) && (size!="0.0")))? (MINUS) : ("")) + size) + " %";
 };
 
 place = function flx_place (value) {
