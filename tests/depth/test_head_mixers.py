@@ -86,7 +86,7 @@ def test_svformer_projects_values_once() -> None:
 
 def test_lime_mixes_keys_and_values_of_every_earlier_head() -> None:
     run = trace(decoder("lime"), toy_tokens())
-    assert [len(state.heads[0]) for state in run.states] == [0, 2, 2, 4, 4, 6, 6]
+    assert [[x.shape[2] for x in state.heads[0]] for state in run.states] == [[2] * n for n in (0, 1, 1, 2, 2, 3, 3)]
 
 
 def test_plus_starts_as_learnable_weights_and_shares_one_softmax() -> None:

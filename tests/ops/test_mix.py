@@ -5,7 +5,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from twoaxis.core.errors import ConfigError
-from twoaxis.ops.mix import mix
+from twoaxis.core.measure import Operations, saved_for_backward, storage_bytes
+from twoaxis.ops.mix import head_by_head, mix, mix_heads
+from twoaxis.ops.precision import Impl
 
 from .compare import assert_same, normal
 
@@ -58,3 +60,42 @@ def test_an_unused_way_has_no_part_in_the_gradients() -> None:
 def test_weights_for_another_number_of_sources() -> None:
     with pytest.raises(ConfigError, match="got 1 sources and weights for 2"):
         mix([normal(1, 1, 2)], torch.ones(1, 2))
+
+
+def loops_over_heads(w: Tensor, *sources: Tensor) -> Tensor:
+    """Every head of every result by itself."""
+    heads = [head for source in sources for head in source.unbind(2)]
+    return torch.stack([sum(n * head for n, head in zip(row, heads, strict=True)) for row in w], dim=2)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("impl", ["fused", "reference"])
+@given(C=st.integers(1, 3), H=st.integers(1, 3), S=st.integers(1, 3), T=st.integers(0, 2), D=st.integers(1, 3))
+@settings(max_examples=10)
+def test_heads_equal_loops(impl: Impl, C: int, H: int, S: int, T: int, D: int) -> None:
+    sources = [normal(2, T, H, D, seed=2 + s) for s in range(S)]
+    inputs = [normal(C, S * H, seed=1), head_by_head(sources[0]), *sources[1:]]
+    assert_same(lambda w, *sources: mix_heads(sources, w, impl), loops_over_heads, inputs)
+
+
+def test_heads_in_half_precision_are_summed_in_float32_and_saved_as_they_are() -> None:
+    """A sum in half precision is wrong in most elements; a saved float32 copy of a source is as large again twice."""
+    sources = [normal(2, 3, 2, 8, seed=s, dtype=torch.bfloat16).requires_grad_() for s in range(8)]
+    w = normal(2, 16, seed=9).float().requires_grad_()
+    exact = mix_heads([v.double() for v in sources], w.double()).to(torch.bfloat16)
+    with saved_for_backward() as saved:
+        found = mix_heads(sources, w)
+    assert (found != exact).float().mean() < 0.02
+    assert storage_bytes(saved) == storage_bytes([w, *sources])
+
+
+def test_a_source_head_by_head_in_memory_is_not_copied() -> None:
+    x = head_by_head(normal(2, 3, 4, 5))
+    names = list[str]()
+    with Operations(lambda operation: names.append(operation.name)):
+        mix_heads([x, x], normal(4, 8))
+    assert names.count("mm") + names.count("addmm") == 2 and not {"clone", "copy"} & set(names)
+
+
+def test_weights_for_another_number_of_heads() -> None:
+    with pytest.raises(ConfigError, match="mix_heads: got 4 heads and weights for 3"):
+        mix_heads([normal(1, 1, 2, 3)] * 2, torch.ones(1, 3))

@@ -24,7 +24,7 @@ from twoaxis.ops.gated_read import gated_read
 from twoaxis.ops.grn import grn
 from twoaxis.ops.hyper_read import ScoreRule, hyper_read
 from twoaxis.ops.local_attention import local_attention
-from twoaxis.ops.mix import mix
+from twoaxis.ops.mix import mix, mix_heads
 from twoaxis.ops.ngram_gate import ngram_gate
 from twoaxis.ops.norm import inverse_rms, layer_norm, rms_norm
 from twoaxis.ops.precision import Impl, plain_forms
@@ -80,6 +80,7 @@ BY_OPERATOR: dict[str, tuple[Callable[..., Any], Sequence[tuple[int, ...]]]] = {
     "local_attention with a key beside": (beside, [(1, 2, 3, 4)] * 3 + [(1, 2, 3), (1, 2, 3, 4)]),
     "low_rank_conv": (lambda i, x, z, w: low_rank_conv(x, z, w, impl=i), [X, (1, 3, 2), (2, 2, 4)]),
     "mix": (lambda i, x, y, w: mix((x, y), w), [X, X, (2, 2)]),
+    "mix_heads": (lambda i, x, y, w: mix_heads((x, y), w, i), [HEADS, HEADS, (3, 4)]),
     "mix_pieces": (lambda i, x, y, r, w: mix_pieces((x, y), x, r, w, 1, i), [X, X, (2, 2), (1, 2)]),
     "ngram_gate": (lambda i, q, k, g, v: ngram_gate(q, k, g, v, 1e-3, impl=i), [X, X, WIDTH, X]),
     "path_attention": (reflected, [(1, 1, 3, 4)] * 4 + [(1, 1, 3)]),
@@ -94,7 +95,7 @@ BY_OPERATOR: dict[str, tuple[Callable[..., Any], Sequence[tuple[int, ...]]]] = {
 }
 """Every operator with a backward pass of its own, and the shapes of its inputs."""
 
-ALWAYS_RIGHT = {"layer_norm", "layer_norm alone", "linear_scores", "row_product"}
+ALWAYS_RIGHT = {"layer_norm", "layer_norm alone", "linear_scores", "mix_heads", "row_product"}
 """They have gradients of gradients in every dtype."""
 
 IN_PYTORCH = {"depth_attention", "depth_read", "depth_read of statistics", "mix", "mix_pieces", "rotate"}

@@ -18,7 +18,7 @@ from twoaxis.core.views import Heads, Views
 from twoaxis.depth.base import DepthConfig, DepthMixer, Layout, State
 from twoaxis.depth.heads import HeadsEnds, StreamAndHeads, chain_of, check_chains, place_in_chain
 from twoaxis.depth.history import StreamWrite
-from twoaxis.ops.mix import mix
+from twoaxis.ops.mix import head_by_head, mix_heads
 from twoaxis.ops.precision import Impl
 
 
@@ -31,7 +31,7 @@ class LimeConfig(DepthConfig):
               only mix its own heads. A chain is all sublayers of one kind that have heads. The authors train the router at ten
               times the rate of the model (0.01 for 0.001), without decay as here: optimizer.groups=[{pattern="*.depth.earlier",
               lr_scale=10}, {pattern="*.depth.own", lr_scale=10}]
-    Shapes:   state ([B T D], [B T 2*K] per head of each earlier layer); heads [B T G K]; sums in float32
+    Shapes:   state ([B T D], [B T G 2*K] of each earlier layer); heads [B T G K]; sums in float32
     Init:     NONE with init="released" (own layer identity, the rest uniform in +-sqrt(3/(n G))); EXACT with init="plain"
     Cost:     params n*G^2 per later layer; flops 4*n*G^2*K per token; state D + 2*n*G*K numbers per token; the cache holds
               routed keys and values and does not grow
@@ -39,7 +39,7 @@ class LimeConfig(DepthConfig):
 
     Args:
         init: `released`, or `plain` for a model that starts as without it.
-        impl: `fused` or `reference`; the same computation, since the plain form is as fast.
+        impl: `fused`, or `reference`, which saves keys and values in half precision once more, as float32.
 
     Raises:
         ConfigError: no sublayer with heads, or kv-heads of different widths in one chain.
@@ -86,7 +86,7 @@ class LimeConfig(DepthConfig):
         if heads is None or place_in_chain(site) == 0:
             return add
         weights = (place_in_chain(site) + 1) * heads.n_kv_heads**2
-        return add + Cost(params=weights, elementwise_flops=2 * N * weights * 2 * heads.head_dim)
+        return add + Cost(params=weights, matmul_flops=2 * N * weights * 2 * heads.head_dim)
 
     def build(self, stack: LayerStack) -> tuple[Sequence[DepthMixer], HeadsEnds]:
         """Builds a router for each layer of attention."""
@@ -95,14 +95,14 @@ class LimeConfig(DepthConfig):
 
 
 class Lime(StreamWrite, config=LimeConfig):
-    """See `LimeConfig`; the state holds the un-routed (key, value) [B T 2*K] of each kv-head of each layer so far."""
+    """See `LimeConfig`; the state holds the un-routed (keys, values) [B T G 2*K] of each layer so far."""
 
     around = ALONE_IN_ATTENTION
 
     def __init__(self, config: LimeConfig, site: SublayerPosition) -> None:
         super().__init__()
         self.chain, heads, earlier = chain_of(site), site.slot.heads, place_in_chain(site)
-        self.routes = earlier > 0
+        self.routes, self.impl = earlier > 0, config.impl
         if self.routes and heads is not None:
             G = heads.n_kv_heads
             start = Constant(0.0) if config.init == "plain" else Uniform(math.sqrt(3 / ((earlier + 1) * G)))
@@ -112,11 +112,9 @@ class Lime(StreamWrite, config=LimeConfig):
 
     def mix_heads(self, heads: Heads, context: Views, state: StreamAndHeads, layout: Layout = None) -> tuple[Heads, State]:
         """Returns the heads with routed keys and values, and the state with the un-routed ones."""
-        own = tuple(torch.cat(pair, dim=-1) for pair in zip(heads.k.unbind(2), heads.v.unbind(2), strict=True))
-        state = state.with_heads(self.chain, *own)
+        state = state.with_heads(self.chain, head_by_head(torch.cat((heads.k, heads.v), dim=-1)))
         if not self.routes:
             return heads, state
         weights = torch.cat((self.earlier, self.own), dim=1)
-        routed = torch.stack(mix(state.heads[self.chain], weights), dim=2)
-        k, v = routed.chunk(2, dim=-1)
+        k, v = mix_heads(state.heads[self.chain], weights, self.impl).chunk(2, dim=-1)
         return Heads(heads.q, k, v), state

@@ -54,9 +54,8 @@ def _routes_what_was_routed(patch: pytest.MonkeyPatch) -> None:
 
     def mix_heads(self: Lime, heads: Heads, context: Tensor, state: object, layout: object = None) -> object:
         mixed, after = right(self, heads, context, state)  # type: ignore[arg-type]
-        routed = tuple(torch.cat(pair, dim=-1) for pair in zip(mixed.k.unbind(2), mixed.v.unbind(2), strict=True))
-        known = after.heads[self.chain]
-        return mixed, after._replace(heads=((*known[: -len(routed)], *routed),))
+        routed = torch.cat((mixed.k, mixed.v), dim=-1)
+        return mixed, after._replace(heads=((*after.heads[self.chain][:-1], routed),))
 
     patch.setattr(Lime, "mix_heads", mix_heads)
 
