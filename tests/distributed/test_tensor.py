@@ -17,6 +17,7 @@ from twoaxis.planner.formulas.collectives import all_gather_bytes, all_reduce_by
 from twoaxis.sequence import SEQUENCE
 from twoaxis.testing.conformance import bound
 from twoaxis.testing.sharded import tensor_parallel_equals_whole
+from twoaxis.train.parallel.tensor_ranks import TensorRanks, from_previous
 from twoaxis.train.parallel.tensor_split import Halo, TensorSplit, check_tensor, halo_of
 
 from .processes import run_processes
@@ -69,6 +70,14 @@ def test_sublayers_with_three_views_exchange_more(found: list[dict[str, Any]]) -
         planned = tensor_parallel_bytes(RANKS, SUBLAYERS, ROWS * TOKENS, WIDTH, ELEMENT, sequence)
         measured = found[0]["runs"][f"three views, whole rows, {sequence}"]["bytes"]
         assert measured == planned + LAYERS * 2 * more[sequence]
+
+
+def test_no_tokens_of_the_rank_before_are_none() -> None:
+    state = torch.ones(2, 3, 4, requires_grad=True)
+    own, before = from_previous(state, 0, TensorRanks(None, 0, 1, "tensor"))
+    assert before.shape == (2, 0, 4)
+    own.sum().backward()
+    assert state.grad is not None and bool((state.grad == 1).all())
 
 
 def test_earlier_tokens_that_a_depth_mixer_needs_are_found() -> None:

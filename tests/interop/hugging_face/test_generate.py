@@ -156,6 +156,18 @@ def test_a_call_in_two_parts_returns_all_of_its_tokens():
     assert cache.value is not None and cache.value.length == cache.get_seq_length() == REPLAY_TOKENS + 1
 
 
+def test_a_call_without_tokens_returns_none_after_a_crop():
+    model, ids = to_hugging_face(small_decoder("states")).model, torch.tensor(PROMPTS[:1])
+    cache = TwoAxisCache()
+    cache.activate_past_recording()
+    model(ids, **{CACHE: cache})
+    cache.crop(-2)
+    found = model(ids[:, :0], output_hidden_states=True, **{CACHE: cache})
+    assert found.last_hidden_state.shape[1] == 0
+    assert {read.shape[1] for read in found.hidden_states} == {0}
+    assert cache.get_seq_length() == len(PROMPTS[0]) - 2
+
+
 def test_a_conversation_goes_on_from_the_cache_it_returned():
     model: Any = to_hugging_face(small_decoder("states"))
     inputs = batch(PROMPTS)

@@ -195,8 +195,10 @@ class TwoAxisModel(TwoAxisPreTrainedModel):
                 hidden, _ = self.decoder.hidden(embeddings, layout, recompute=recompute, tokens=input_ids)
             else:
                 hidden = cache.run(self.decoder, embeddings, layout, revocable_tokens or tokens, input_ids)
-        hidden = hidden[:, -tokens:]
-        states = (*(read[:, -tokens:] for read in reads()), hidden) if wanted else None
+        # Tokens that ran again come first; counted from the front, since no tokens would be all of them from the end.
+        again = hidden.shape[1] - tokens
+        hidden = hidden[:, again:]
+        states = (*(read[:, again:] for read in reads()), hidden) if wanted else None
         caches: dict[str, Any] = {CACHE: cache}
         return BaseModelOutputWithPast(last_hidden_state=hidden, hidden_states=states, **caches)
 

@@ -137,6 +137,11 @@ def _unpack(packed: Any) -> Tensor:
     return again.whole().as_strided(*place)
 
 
+def _last(x: Tensor, tokens: int) -> Tensor:
+    # Counted from the front: from the end, no tokens would be all of them.
+    return x[:, x.shape[1] - tokens :]
+
+
 def _same(x: Tensor) -> Tensor:
     return x.view_as(x)
 
@@ -158,7 +163,7 @@ class _FromPrevious(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tokens: int, ranks: TensorRanks, *leaves: Tensor) -> tuple[Tensor, ...]:
         ctx.tokens, ctx.ranks = tokens, ranks
-        before = ranks.pass_on(torch.stack([leaf[:, -tokens:] for leaf in leaves]), 1)
+        before = ranks.pass_on(torch.stack([_last(leaf, tokens) for leaf in leaves]), 1)
         return *(leaf.view_as(leaf) for leaf in leaves), *before.unbind()
 
     @staticmethod
@@ -167,5 +172,5 @@ class _FromPrevious(torch.autograd.Function):
         returned = ctx.ranks.pass_on(torch.stack(gradients[half:]), -1)
         own = [gradient.clone() for gradient in gradients[:half]]
         for gradient, more in zip(own, returned.unbind(), strict=True):
-            gradient[:, -ctx.tokens :] += more
+            _last(gradient, ctx.tokens).add_(more)
         return None, None, *own
