@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -208,10 +209,23 @@ def test_saving_keeps_what_a_published_model_brought(tmp_path: Path) -> None:
     assert len(modes) == 1, "weights are readable by whom the configuration is"
 
 
-@pytest.mark.parametrize("prompts", [[1, 2.5], [[1.5]], ["a", [1]], None, 7])
-def test_prompts_that_are_none_are_refused_in_one_line(prompts: Any) -> None:
+@pytest.mark.parametrize(
+    ("prompts", "message"),
+    [
+        ([1, 2.5], "token id=2.5: must be a whole number in 0..7; use the model's own tokenizer"),
+        ([[1.5]], "token id=1.5: must be a whole number in 0..7"),
+        ([[1], 2], "token ids=2: must be a list of whole numbers"),
+        (np.array([1.0]), "token id=1.0: must be a whole number"),
+        ([2**70], f"token id={2**70}: must be in 0..7"),
+        (["a", [1]], "prompts: must be"),
+        (None, "prompts: must be"),
+        (7, "prompts: must be"),
+    ],
+    ids=str,
+)
+def test_prompts_that_are_none_are_refused_in_one_line(prompts: Any, message: str) -> None:
     model = Decoder.build({"vocab_size": 8, "d_model": 8, "n_layers": 1})
-    with pytest.raises(DataError, match=r"^prompts: must be"):
+    with pytest.raises(DataError, match=f"^{re.escape(message)}"):
         model.generate(prompts, 2)
     assert len(model.generate(np.array([1, 2]), 2, stop_token=[7])) <= 2
 

@@ -166,12 +166,16 @@ def test_nothing_new_is_nothing() -> None:
         ([[1], []], 1, None, DataError, "prompt 1 without tokens"),
         ([[17]], 1, None, DataError, "token id=17: must be in 0..16"),
         ([[1], [2, 2**70]], 1, None, DataError, f"token id={2**70}: must be in 0..16; use the model's own tokenizer"),
+        ([[1], [2, 1.5]], 1, None, DataError, "token id=1.5: must be a whole number in 0..16; use the model's own tokenizer"),
+        ([torch.tensor([1.0])], 1, None, DataError, "token id=1.0: must be a whole number in 0..16"),
+        (["a"], 1, None, DataError, "token id='a': must be a whole number in 0..16"),
+        ([1], 1, None, DataError, "token ids=1: must be a list of whole numbers; pass one list for each prompt"),
         ([[1, 2, 3]], 14, None, ConfigError, "prompt and new tokens=17: must be at most max_seq_len=16"),
         ([[1]], -1, None, ConfigError, "max_new_tokens=-1: must be >= 0"),
         ([[1]], 1, 0, ConfigError, "prefill_chunk_tokens=0: must be >= 1"),
     ],
 )
-def test_bad_input(prompts: list[list[int]], n: int, chunk: int | None, error: type[Exception], message: str) -> None:
+def test_bad_input(prompts: Any, n: int, chunk: int | None, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         list(stream(decoder(max_seq_len=16), prompts, n, prefill_chunk_tokens=chunk))
 

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -78,6 +79,14 @@ def test_ids_outside_the_vocabulary_are_refused_wherever_they_stand(bigram: tupl
             loglikelihood(bigram[0], context, continuation)
     with pytest.raises(DataError, match=f"token id={bad}"):
         loglikelihoods(bigram[0], [Passage(torch.tensor([bad]), 0)])
+
+
+@pytest.mark.parametrize("bad", [2**70, 1.5, None])
+def test_ids_that_make_no_tensor_are_refused_in_one_line(bigram: tuple[Decoder, Tensor], bad: Any) -> None:
+    allowed = f"in 0..{VOCAB - 1}" if isinstance(bad, int) else f"a whole number in 0..{VOCAB - 1}"
+    for context, continuation in (([1], [2, bad]), ([bad], [1]), ([bad], [])):
+        with pytest.raises(DataError, match=rf"^token id={bad}: must be {allowed}; use the model's own tokenizer$"):
+            loglikelihood(bigram[0], context, continuation)
 
 
 def test_greedy(bigram: tuple[Decoder, Tensor]) -> None:

@@ -3,7 +3,9 @@
 Letters: B batch, T position, D width, V vocabulary.
 """
 
-from collections.abc import Mapping, Sequence
+import operator
+import reprlib
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, cast
@@ -33,15 +35,37 @@ def check_token_ids(tokens: Int[Tensor, "*n"], vocab_size: int) -> None:
     if not tokens.numel():
         return
     for token in tokens.aminmax():
-        check_token_id(int(token), vocab_size)
+        _check_token_id(int(token), vocab_size)
 
 
-def check_token_id(token: int, vocab_size: int) -> None:
-    """Checks one id, of any size.
+def token_row(ids: Any, vocab_size: int) -> Int[Tensor, " T"]:
+    """Returns the ids of a user as a tensor, checked: torch cuts fractions off, and fails on ids beyond 64 bits.
+
+    Args:
+        ids: a sequence, an array or a tensor.
+        vocab_size: of the model or its tokenizer.
 
     Raises:
-        DataError: it is outside the vocabulary.
+        DataError: anything but whole numbers, or a token id outside the vocabulary.
     """
+    if isinstance(ids, Tensor) and ids.ndim == 1 and ids.dtype == torch.int64:
+        check_token_ids(ids, vocab_size)
+        return ids
+    given = ids.tolist() if hasattr(ids, "tolist") else ids
+    if not isinstance(given, Iterable):
+        raise DataError(problem("token ids", given, "a list of whole numbers", "pass one list for each prompt"))
+    row = []
+    for token in given:
+        try:
+            row.append(operator.index(token))
+        except TypeError:
+            allowed = f"a whole number in 0..{vocab_size - 1}"
+            raise DataError(f"token id={reprlib.repr(token)}: must be {allowed}; use the model's own tokenizer") from None
+        _check_token_id(row[-1], vocab_size)
+    return torch.tensor(row, dtype=torch.int64)
+
+
+def _check_token_id(token: int, vocab_size: int) -> None:
     if not 0 <= token < vocab_size:
         raise DataError(problem("token id", token, f"in 0..{vocab_size - 1}", "use the model's own tokenizer"))
 

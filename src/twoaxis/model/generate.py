@@ -4,10 +4,8 @@ Letters: B batch, T position, V vocabulary.
 """
 
 import inspect
-import operator
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import chain
 from typing import Any
 
 import torch
@@ -18,7 +16,7 @@ from torch import Tensor, nn
 from twoaxis.core.config import Config
 from twoaxis.core.errors import ConfigError, DataError, nearest, problem
 from twoaxis.core.layout import TokenLayout
-from twoaxis.model.decoder import Decoder, check_token_id
+from twoaxis.model.decoder import Decoder, token_row
 from twoaxis.model.static_cache import StaticSteps, check_compiler, histories_are_full
 
 
@@ -117,6 +115,8 @@ def _numbers(logits: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:
 
 GREEDY = Sampling()
 
+NO_PROMPTS = "prompts: must be a text, token ids, or a list of either; give whole numbers for ids"
+
 WORTH_A_LAYOUT_TOKENS = 16
 """Number of new tokens from which on the column-major layout saves more time than the change of layout takes."""
 
@@ -151,7 +151,8 @@ def generate(
         The new tokens of each row.
 
     Raises:
-        DataError: no prompt, an empty prompt, a token id outside the vocabulary, or logits that are NaN or infinite.
+        DataError: no prompt, an empty prompt, a token id that is no whole number of the vocabulary, or logits that are NaN or
+            infinite.
         ConfigError: a chunk or a number of tokens below 1, more tokens than max_seq_len, or no compiler where one is needed.
 
     Example:
@@ -190,7 +191,7 @@ def continue_prompts(model: Decoder, prompts: Any, max_new_tokens: int, options:
 
 
 def _rows_of(prompts: Any) -> tuple[bool, list[Any]]:
-    """Returns whether there is one prompt, and all prompts as texts or lists of whole numbers."""
+    """Returns whether there is one prompt, and all prompts, either texts or rows of ids."""
     prompts = prompts.tolist() if hasattr(prompts, "tolist") else prompts
     try:
         # Numbers, also those of numpy and torch, have no axes.
@@ -198,10 +199,10 @@ def _rows_of(prompts: Any) -> tuple[bool, list[Any]]:
             len(prompts) > 0 and not isinstance(prompts[0], str | Sequence) and getattr(prompts[0], "ndim", 0) == 0
         )
         rows: list[Any] = [prompts] if single else list(prompts)
-        if not all(isinstance(row, str) for row in rows):
-            rows = [[operator.index(token) for token in row] for row in rows]
     except TypeError:
-        raise DataError("prompts: must be a text, token ids, or a list of either; give whole numbers for ids") from None
+        raise DataError(NO_PROMPTS) from None
+    if len({isinstance(row, str) for row in rows}) > 1:
+        raise DataError(NO_PROMPTS)
     return single, rows
 
 
@@ -288,20 +289,18 @@ def _steps(
         yield chosen.tolist()
 
 
-def _left_pad(model: Decoder, prompts: Sequence[Sequence[int]]) -> tuple[Int[Tensor, "B T"], TokenLayout | None]:
-    lengths = [len(prompt) for prompt in prompts]
+def _left_pad(model: Decoder, prompts: Sequence[Any]) -> tuple[Int[Tensor, "B T"], TokenLayout | None]:
+    rows = [token_row(prompt, model.config.vocab_size) for prompt in prompts]
+    lengths = [len(row) for row in rows]
     if not lengths or min(lengths) == 0:
         got = "no prompts" if not lengths else f"prompt {lengths.index(0)} without tokens"
         raise DataError(
             f"prompts: got {got}: must be at least one, each of at least one token; begin with an end-of-document token"
         )
-    # Here, since ids beyond 64 bits make no tensor.
-    for token in chain.from_iterable(prompts):
-        check_token_id(token, model.config.vocab_size)
     longest, device = max(lengths), model.embedding.weight.device
-    tokens = torch.zeros(len(prompts), longest, dtype=torch.long)
-    for row, prompt in enumerate(prompts):
-        tokens[row, longest - len(prompt) :] = torch.tensor(list(prompt))
+    tokens = torch.zeros(len(rows), longest, dtype=torch.long)
+    for padded, row in zip(tokens, rows, strict=True):
+        padded[longest - len(row) :] = row
     if min(lengths) == longest:
         return tokens.to(device), None
     return tokens.to(device), TokenLayout.left_padded(torch.tensor(lengths, device=device), longest)

@@ -13,7 +13,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from twoaxis.core.errors import ConfigError, DataError, problem
-from twoaxis.model.decoder import Decoder, check_token_ids
+from twoaxis.model.decoder import Decoder, token_row
 
 BATCH_SIZE = 8
 """Windows in one forward pass by default."""
@@ -44,7 +44,7 @@ class Passage(NamedTuple):
         first: index of the first scored token; those before it are context.
     """
 
-    tokens: Int[Tensor, " T"]
+    tokens: Int[Tensor, " T"] | Sequence[int]
     first: int
 
 
@@ -77,7 +77,7 @@ def loglikelihood(
     windows, as `loglikelihoods` does.
 
     Raises:
-        DataError: no token to predict the first one from, or a token id outside the vocabulary.
+        DataError: no token to predict the first one from, or a token id that is no whole number of the vocabulary.
 
     Example:
         >>> from twoaxis import DecoderConfig
@@ -90,7 +90,7 @@ def loglikelihood(
         prefix.insert(0, begin_token)
     if not prefix:
         raise DataError("context: got no tokens: must be at least one, to predict the first from; give a begin_token")
-    return loglikelihoods(model, [Passage(torch.tensor([*prefix, *continuation]), len(prefix))])[0]
+    return loglikelihoods(model, [Passage([*prefix, *continuation], len(prefix))])[0]
 
 
 def loglikelihoods(
@@ -119,7 +119,7 @@ def loglikelihoods(
 
     Raises:
         ConfigError: a batch size or a stride out of range.
-        DataError: a token id outside the vocabulary.
+        DataError: a token id that is no whole number of the vocabulary.
     """
     longest = model.config.max_seq_len
     stride = max(1, longest // 2) if stride is None else stride
@@ -127,10 +127,10 @@ def loglikelihoods(
         raise ConfigError(problem("stride", stride, f"in 1..max_seq_len={longest}", "leave it out for half of max_seq_len"))
     if batch_size < 1:
         raise ConfigError(problem("batch_size", batch_size, ">= 1", "set it to 1 or more"))
-    nats, greedy, work = [0.0] * len(passages), [True] * len(passages), []
+    nats, greedy, rows, work = [0.0] * len(passages), [True] * len(passages), [], []
     for index, (tokens, first) in enumerate(passages):
-        # The last one is only a target, which the model never reads.
-        check_token_ids(tokens, model.config.vocab_size)
+        # Here, since the last one is only a target, which the model never reads.
+        rows.append(token_row(tokens, model.config.vocab_size))
         if not first and len(tokens):
             nats[index], greedy[index] = -math.log(model.config.vocab_size), False
         work += [(index, window) for window in windows(max(1, first), len(tokens), longest, stride)]
@@ -139,7 +139,7 @@ def loglikelihoods(
     done, total = 0, sum(window.last - window.first for _, window in work)
     for start in range(0, len(work), batch_size):
         batch = work[start : start + batch_size]
-        scores = _score(model, [(passages[index].tokens, window) for index, window in batch])
+        scores = _score(model, [(rows[index], window) for index, window in batch])
         for (index, window), (found, best) in zip(batch, scores, strict=True):
             nats[index] += found
             greedy[index] = greedy[index] and best

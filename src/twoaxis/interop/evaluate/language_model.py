@@ -100,7 +100,7 @@ class DecoderLM(TemplateLM):
         longest, passages = self._model.config.max_seq_len, []
         for context, continuation in pairs:
             prefix = context or self._text.before_text
-            passages.append(Passage(torch.tensor([*prefix, *continuation], dtype=torch.long), len(prefix)))
+            passages.append(Passage([*prefix, *continuation], len(prefix)))
         # The first window has all of the context that is read; a long continuation has more windows.
         read = (windows(max(1, first), len(tokens), longest, max(1, longest // 2)) for tokens, first in passages)
         self._warn(window.begin for one in read for window in islice(one, 1))

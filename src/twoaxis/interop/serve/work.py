@@ -24,6 +24,7 @@ from twoaxis.data.chat_template import ChatTemplate
 from twoaxis.data.text_stream import stop_tokens
 from twoaxis.interop.serve.generation import Generation
 from twoaxis.interop.serve.protocol import ChatRequest, CompletionRequest, Message, Refusal, Request
+from twoaxis.model.decoder import token_row
 from twoaxis.model.generate import Sampling
 
 COMPLETION_TOKENS = 16
@@ -214,10 +215,7 @@ def _note(request: Request, tokenizer: Tokenizer) -> str:
 def _tokens(prompt: str | list[int], tokenizer: Tokenizer, parse_special: bool) -> list[int]:
     if isinstance(prompt, str):
         return tokenizer.prompt(prompt, parse_special)
-    for token in prompt:
-        if not 0 <= token < tokenizer.vocab_size:
-            raise DataError(problem("token id", token, f"in 0..{tokenizer.vocab_size - 1}", "use the model's own tokenizer"))
-    return prompt
+    return token_row(prompt, tokenizer.vocab_size).tolist()
 
 
 def _new_tokens(request: Request, prompt_tokens: int, served: Served, field: str) -> int:
