@@ -169,9 +169,9 @@ def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("TWOAXIS_CACHE", str(tmp_path / "cache"))
     path = tmp_path / "cc"
     path.write_text(f"""#!/bin/sh
-[ $1 = --version ] && exit 0
+case "$*" in *--version) exit 0;; esac
 echo "$@" >> {tmp_path}/calls
-while [ $1 != -o ]; do shift; done
+while [ "$1" != -o ]; do shift; done
 touch $2
 """)
     path.chmod(0o755)
@@ -185,21 +185,75 @@ def links(compiler: Path) -> int:
 
 def test_of_two_that_need_them_at_once_one_builds_them(compiler: Path) -> None:
     with ThreadPoolExecutor() as pool:
-        one, other = pool.map(library._built, [str(compiler)] * 2)
+        one, other = pool.map(library._built, [[str(compiler)]] * 2)
     assert one == other and one.exists() and links(compiler) == 1
 
 
 def test_nobody_waits_for_ever_or_fails_for_a_lock(compiler: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "WAIT_SECONDS", 0.1)
-    lock = library._path(str(compiler)).with_suffix(".lock")
+    lock = library._path([str(compiler)]).with_suffix(".lock")
     lock.parent.mkdir(parents=True)
     with open(lock, "wb") as held:
         assert try_lock(held.fileno()) == "held"
-        library._built(str(compiler)).unlink()
+        library._built([str(compiler)]).unlink()
     # In place of one that another user may write alone.
     lock.unlink()
     lock.mkdir()
-    assert library._built(str(compiler)).exists() and links(compiler) == 2
+    assert library._built([str(compiler)]).exists() and links(compiler) == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "arguments"),
+    [("{path} -m64 '-DTWO=1 2'", ["-m64", "-DTWO=1 2"]), ("{path}", []), ("{path} '", None), ("", None)],
+)
+def test_cc_may_have_arguments(
+    compiler: Path, monkeypatch: pytest.MonkeyPatch, given: str, arguments: list[str] | None
+) -> None:
+    spaced = compiler.with_name("a cc")
+    compiler.rename(spaced)
+    monkeypatch.setenv("CC", given.format(path=f"'{spaced}'" if arguments else spaced))
+    with monkeypatch.context() as patch:
+        patch.setenv("PATH", "")
+        found = library._compiler()
+    assert found == (None if arguments is None else [str(spaced), *arguments])
+    if arguments:
+        assert found is not None and library._built(found) != library._path([str(spaced)])
+        calls = spaced.with_name("calls").read_text().splitlines()
+        assert all(call.startswith("-m64 -DTWO=1 2 ") for call in calls)
+
+
+BUILD = """import sys
+from twoaxis.ops.cpu import library
+library._built(sys.argv[1:])
+"""
+
+
+def test_what_a_killed_process_has_left_is_removed_by_the_next(compiler: Path) -> None:
+    killing = compiler.with_name("killing")
+    killing.write_text("#!/bin/sh\n[ $1 = --version ] && echo another && exit 0\nkill -KILL $PPID\n")
+    killing.chmod(0o755)
+    assert run_fresh(BUILD, str(killing)).returncode
+    kernels = library._built([str(compiler)]).parent
+    assert {path.suffix for path in kernels.iterdir()} == {".so", ".lock"}
+
+
+def test_an_interrupt_ends_all_and_leaves_nothing(compiler: Path) -> None:
+    first, pids, files = compiler.with_name("first"), compiler.with_name("pids"), len(library._files("c"))
+    compiler.write_text(f"""#!/bin/sh
+[ $1 = --version ] && exit 0
+echo $$ >> {pids}
+mkdir {first} 2> /dev/null || exec sleep 60
+while [ $(wc -l < {pids}) -lt {files} ]; do sleep 0.1; done
+kill -INT $PPID
+exec sleep 60
+""")
+    ran = run_fresh(BUILD, str(compiler))
+    assert ran.returncode and "KeyboardInterrupt" in ran.stderr
+    (kept,) = (compiler.parent / "cache" / "kernels").iterdir()
+    assert kept.suffix == ".lock"
+    for pid in pids.read_text().split():
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(pid), 0)
 
 
 def test_where_they_cannot_be_built_pytorch_computes_and_says_so(tmp_path: Path) -> None:
@@ -209,6 +263,10 @@ def test_where_they_cannot_be_built_pytorch_computes_and_says_so(tmp_path: Path)
     fails.write_text("#!/bin/sh\n[ $1 = --version ] && exit 0\necho 'error: no such option' >&2\nexit 1\n")
     fails.chmod(0o755)
     assert said(CC=str(fails), TWOAXIS_CACHE=str(tmp_path)) == f"compiles | off: {fails} fails: error: no such option | False"
+    fails.write_text('#!/bin/sh\ncase "$*" in *--version) exit 0;; esac\nkill -KILL $$\n')
+    killed = f"compiles | off: {fails} -m64 fails: signal 9 | False"
+    assert said(CC=f"{fails} -m64", TWOAXIS_CACHE=str(tmp_path)) == killed
+    assert {path.suffix for path in (tmp_path / "kernels").iterdir()} == {".lock"}
     (tmp_path / "file").touch()
     found = said(TWOAXIS_CACHE=str(tmp_path / "file"))
     assert found.startswith("compiles | off: ") and found.endswith(f"'{tmp_path}/file/kernels' | False")

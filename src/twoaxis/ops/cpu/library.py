@@ -7,10 +7,10 @@ import ctypes
 import hashlib
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 from twoaxis.core.errors import ConfigError, DataError
-from twoaxis.core.files import cache_folder, try_lock
+from twoaxis.core.files import cache_folder, draft_of, remove_drafts, try_lock
 from twoaxis.ops import kernels
 from twoaxis.ops.precision import IN_PLAIN_FORMS, refuse_second_gradients, runs_plain
 
@@ -156,10 +156,16 @@ def must_compile() -> bool:
         return False
 
 
-def _compiler() -> str | None:
+def _compiler() -> list[str] | None:
+    """The command of a C compiler, with the arguments that CC may have, or None."""
     if sys.platform != "linux":
         return None
-    return next(filter(None, map(shutil.which, filter(None, (os.environ.get("CC"), *COMPILERS)))), None)
+    named = os.environ.get("CC", "")
+    words = [[named], *([one] for one in COMPILERS)]
+    # Neither a path with spaces nor one with half a quotation is a command with arguments.
+    with suppress(ValueError):
+        words.insert(1, shlex.split(named))
+    return next(([found, *one[1:]] for one in words if one and one[0] and (found := shutil.which(one[0]))), None)
 
 
 @cache
@@ -172,7 +178,8 @@ def _first_load() -> _Loaded:
         loaded = ctypes.CDLL(str(_built(compiler)))
     except subprocess.CalledProcessError as error:
         lines = [line for line in error.stderr.splitlines() if "error" in line] or error.stderr.splitlines() or [""]
-        return _Loaded(None, f"{compiler} fails: {lines[0].strip()}")
+        ended = f"signal {-error.returncode}" if error.returncode < 0 else f"exit status {error.returncode}"
+        return _Loaded(None, f"{shlex.join(compiler)} fails: {lines[0].strip() or ended}")
     except (OSError, DataError) as error:
         return _Loaded(None, str(error))
     from twoaxis.ops.cpu.operators import register
@@ -181,7 +188,7 @@ def _first_load() -> _Loaded:
     return _Loaded(loaded, "")
 
 
-def _built(compiler: str) -> Path:
+def _built(compiler: Sequence[str]) -> Path:
     """The path of the library in the cache folder, compiled if it is not there."""
     library = _path(compiler)
     if not library.exists():
@@ -204,9 +211,9 @@ def _first_turn(library: Path) -> Iterator[None]:
         yield
 
 
-def _path(compiler: str) -> Path:
-    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True).stdout
-    made_of = [version, " ".join(FLAGS), _processor(), *(path.read_text() for path in _files("ch"))]
+def _path(compiler: Sequence[str]) -> Path:
+    version = subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=True).stdout
+    made_of = [version, " ".join([*compiler[1:], *FLAGS]), _processor(), *(path.read_text() for path in _files("ch"))]
     return cache_folder() / "kernels" / f"{hashlib.sha256(chr(0).join(made_of).encode()).hexdigest()[:32]}.so"
 
 
@@ -214,19 +221,25 @@ def _files(suffixes: str) -> list[Path]:
     return sorted(Path(__file__).parent.glob(f"*.[{suffixes}]"))
 
 
-def _compile(compiler: str, library: Path) -> None:
-    """Compiles all files side by side, and links them."""
-    with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
+def _compile(compiler: Sequence[str], library: Path) -> None:
+    """Compiles all files side by side, and links them, in a folder that the next one removes if this process is killed."""
+    remove_drafts(library.parent)
+    with draft_of(library) as scratch:
+        scratch.mkdir()
         made = {path: f"{scratch}/{path.stem}.o" for path in _files("c")}
-        _run_all([compiler, *FLAGS, "-c", str(path), "-o", to] for path, to in made.items())
-        _run_all([[compiler, *FLAGS, "-shared", *made.values(), "-o", f"{scratch}/{library.name}", "-lm"]])
+        _run_all([*compiler, *FLAGS, "-c", str(path), "-o", to] for path, to in made.items())
+        _run_all([[*compiler, *FLAGS, "-shared", *made.values(), "-o", f"{scratch}/{library.name}", "-lm"]])
         os.replace(f"{scratch}/{library.name}", library)
 
 
 def _run_all(commands: Iterable[list[str]]) -> None:
     with ExitStack() as stack:
         pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-        running = [stack.enter_context(subprocess.Popen(command, **pipes)) for command in commands]
+        running = []
+        for command in commands:
+            running.append(stack.enter_context(subprocess.Popen(command, **pipes)))
+            # After an error or an interrupt the others would go on, and write to a folder that is being removed.
+            stack.callback(running[-1].terminate)
         for one in running:
             said, _ = one.communicate()
             if one.returncode:
