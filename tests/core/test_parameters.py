@@ -132,7 +132,7 @@ def test_materialized_modules_take_memory_and_no_random_numbers() -> None:
 
 
 def test_materialized_parameters_stay_shared_and_frozen() -> None:
-    def build() -> nn.Module:
+    def build() -> nn.Sequential:
         one, other = nn.Linear(2, 2), nn.BatchNorm1d(2)
         one.bias.requires_grad_(False)
         return nn.Sequential(one, other, one)

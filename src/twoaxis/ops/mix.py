@@ -149,8 +149,8 @@ class _MixHeads(torch.autograd.Function):
         return _sum_of_heads(weights, sources)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        weights, *sources = ctx.saved_tensors
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        (grad,), (weights, *sources) = grad_outputs, ctx.saved_tensors
         dtype = statistics_dtype(grad)
         rows = _rows(grad, dtype)
         of_weights = None
