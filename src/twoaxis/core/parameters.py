@@ -253,7 +253,7 @@ def materialize(build: Callable[[], M], device: torch.device | None = None) -> M
 def replace_tensors(module: M, made: Callable[[Tensor], Tensor]) -> M:
     """Puts what `made` makes of each parameter and buffer in its place; one that modules share stays shared.
 
-    `nn.Module.to_empty` takes twice as long, and leaves of a shared parameter several.
+    `nn.Module.to_empty` makes several of a shared parameter, and takes longer.
     """
     known = dict[int, Tensor]()
 
