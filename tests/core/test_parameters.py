@@ -130,20 +130,6 @@ def test_materialized_modules_take_memory_and_no_random_numbers() -> None:
     assert not torch.equal(torch.get_rng_state(), state)
 
 
-def test_materialized_parameters_stay_shared_and_frozen_and_of_their_dtype() -> None:
-    def build() -> nn.Sequential:
-        one, other = nn.Linear(2, 2), nn.Linear(2, 2)
-        other.weight = one.weight
-        one.bias.requires_grad_(False)
-        return nn.Sequential(one, other, nn.BatchNorm1d(2).double())
-
-    found = materialize(build)
-    assert found[0].weight is found[1].weight is not found[0].bias and not found[0].bias.requires_grad
-    assert {name: (tensor.dtype, tensor.shape) for name, tensor in found.state_dict().items()} == {
-        name: (tensor.dtype, tensor.shape) for name, tensor in build().state_dict().items()
-    }
-
-
 def test_meta_then_materialised_equals_built() -> None:
     config = DecoderConfig.from_data({**SIZES, "blocks": [[ATTENTION, "swiglu"]], "depth": "attention_residuals"})
     with torch.device("meta"):

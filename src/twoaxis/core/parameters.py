@@ -247,26 +247,7 @@ def materialize(build: Callable[[], M], device: torch.device | None = None) -> M
     device = torch.get_default_device() if device is None else device
     with torch.device("meta"):
         module = build()
-    return replace_tensors(module, lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype, device=device))
-
-
-def replace_tensors(module: M, made: Callable[[Tensor], Tensor]) -> M:
-    """Puts what `made` makes of each parameter and buffer in its place; one that modules share stays shared.
-
-    `nn.Module.to_empty` makes several of a shared parameter, and takes longer.
-    """
-    known = dict[int, Tensor]()
-
-    def once(tensor: Tensor) -> Tensor:
-        if id(tensor) not in known:
-            found = made(tensor)
-            known[id(tensor)] = nn.Parameter(found, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else found
-        return known[id(tensor)]
-
-    for part in module.modules():
-        for table in (part._parameters, part._buffers):
-            table |= {name: once(tensor) for name, tensor in table.items() if tensor is not None}
-    return module
+    return module.to_empty(device=device)
 
 
 def declarations(model: nn.Module) -> Iterator[tuple[str, nn.Parameter, Declaration]]:

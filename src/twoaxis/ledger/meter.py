@@ -33,7 +33,6 @@ from twoaxis.core.measure import (
     storages_of,
     tensors,
 )
-from twoaxis.core.parameters import replace_tensors
 from twoaxis.ops.precision import plain_forms
 
 _CONSTRUCTORS = frozenset(_device_constructors())
@@ -133,13 +132,18 @@ def placed(module: nn.Module, dtype: torch.dtype) -> nn.Module:
     device = torch.empty(()).device
     if device.type == "meta":
         return module.to(dtype)
+    made = dict[int, Tensor]()
 
     def there(tensor: Tensor) -> Tensor:
         wanted = dtype if tensor.is_floating_point() else tensor.dtype
-        return torch.empty(tensor.shape, dtype=wanted, device=device)
+        copy = torch.empty(tensor.shape, dtype=wanted, device=device)
+        return made.setdefault(id(tensor), nn.Parameter(copy) if isinstance(tensor, nn.Parameter) else copy)
 
     # Modules cannot move to tensors of another kind by themselves.
-    return replace_tensors(module, there)
+    for part in module.modules():
+        for table in (part._parameters, part._buffers):
+            table |= {name: there(tensor) for name, tensor in table.items() if tensor is not None}
+    return module
 
 
 def leaf(value: Any) -> Any:
