@@ -102,7 +102,8 @@ class Lime(StreamWrite, config=LimeConfig):
     def __init__(self, config: LimeConfig, site: SublayerPosition) -> None:
         super().__init__()
         self.chain, heads, earlier = chain_of(site), site.slot.heads, place_in_chain(site)
-        self.routes, self.impl = earlier > 0, config.impl
+        self.routes = earlier > 0
+        self.impl: Impl = config.impl
         if self.routes and heads is not None:
             G = heads.n_kv_heads
             start = Constant(0.0) if config.init == "plain" else Uniform(math.sqrt(3 / ((earlier + 1) * G)))
