@@ -14,26 +14,26 @@ from twoaxis.train import TrainConfig, read_metrics, train
 Recipe = Callable[..., TrainConfig]
 # A scaling is part of what the rotations that layers share are called.
 SCALING = {"kind": "yarn", "factor": 2.0, "original_max_seq_len": 16}
-BLOCKS = [[{"kind": "attention", "n_heads": 2, "rope_scaling": SCALING}, "swiglu"]]
+PAIR = [{"kind": "attention", "n_heads": 2, "rope_scaling": SCALING}, "swiglu"]
 
 
 # Dynamo looks for a gradient on tensors inside the model, and hides the warning only after it has become an error here.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.parametrize(
-    ("mode", "depth", "n_layers", "graphs"),
+    ("mode", "depth", "blocks", "graphs"),
     [
-        ("model", "residual", 3, 1),
-        ("model", "attention_residuals", 3, 1),
+        ("model", "residual", [PAIR] * 3, 1),
+        ("model", "attention_residuals", [PAIR] * 3, 1),
         # The first block makes the rotations that the others share.
-        ("block", "deep_delta", 3, 2),
+        ("block", "deep_delta", [PAIR] * 3, 2),
         # Every block sees another number of sources, more of them than torch's own limit of 8 graphs.
-        ("block", "attention_residuals", 9, 9),
+        ("block", "attention_residuals", [PAIR[:1], *[PAIR[1:]] * 8], 9),
     ],
 )
 def test_compiled_equals_eager(
-    mode: str, depth: str, n_layers: int, graphs: int, recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    mode: str, depth: str, blocks: list[Any], graphs: int, recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = {"d_model": 16, "n_layers": n_layers, "depth": depth, "blocks": BLOCKS}
+    model = {"d_model": 16, "n_layers": len(blocks), "depth": depth, "blocks": blocks}
     run = {"steps": 3, "validate_every": 2, "micro_batch_size": 2, "model": model}
     train(recipe(**run), tmp_path / "eager")
 
