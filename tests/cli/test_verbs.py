@@ -9,11 +9,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from twoaxis import DEPTH, FEED_FORWARD, SEQUENCE, Decoder, DecoderConfig, __version__, testing
+from twoaxis import DEPTH, FEED_FORWARD, SEQUENCE, ConfigError, Decoder, DecoderConfig, __version__, testing
 from twoaxis.cli import main
 from twoaxis.cli.app import GROUPS, STATUSES
 from twoaxis.cli.app import VERBS as EVERY_VERB
 from twoaxis.data.tokenizer import ByteTokenizer
+from twoaxis.ops.cpu import library
 from twoaxis.testing import construction
 from twoaxis.train import save_trained
 
@@ -278,6 +279,20 @@ def test_generate_streams_the_prompt_and_the_text(run, capsys):
     assert out.startswith("line 1")
     assert main(["generate", str(run), "--prompt", "line 1", "--max-new-tokens", "4", "--temperature", "0", "--json"]) == 0
     assert out == "line 1" + json.loads(capsys.readouterr().out)["text"] + "\n"
+
+
+@pytest.mark.parametrize("words", [["generate", "--max-new-tokens", "1"], ["evaluate", "--text"], ["serve", "--port", "0"]])
+def test_what_runs_a_model_says_that_kernels_are_built(words, run, recipe, capsys, monkeypatch):
+    def no_engine(*given: object) -> None:
+        raise ConfigError("the test ends here")
+
+    monkeypatch.setattr("twoaxis.interop.serve.scheduler.Engine", no_engine)
+    given = [words[0], str(run), *words[1:], *([str(recipe)] if words[0] == "evaluate" else [])]
+    line = "compiles kernels for this processor, once"
+    for due in (True, False):
+        monkeypatch.setattr(library, "must_compile", lambda due=due: due)
+        assert main(given) == (2 if words[0] == "serve" else 0)
+        assert sum(one.endswith(line) for one in capsys.readouterr().err.splitlines()) == due
 
 
 def test_generate_refuses_what_does_not_fit(run, capsys):

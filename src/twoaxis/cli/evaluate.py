@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from twoaxis.api import Loaded, load_model
-from twoaxis.cli.models import SOURCES, Step
+from twoaxis.api import Loaded
+from twoaxis.cli.models import SOURCES, Step, model_to_run
 from twoaxis.cli.output import Json, name_of, print_json
 from twoaxis.core.errors import ConfigError, DataError
 from twoaxis.core.text import read_text
@@ -56,7 +56,7 @@ def evaluate(
     folder = _open(tasks, include)
     progress = console_progress()
     try:
-        loaded = load_model(model, step)
+        loaded = model_to_run(model, step, progress.note)
         report: dict[str, Any] = {"model": name_of(model), "step": loaded.step}
         if texts:
             report["text"] = _score(loaded, texts, batch_size, stride, progress)

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from twoaxis.api import load_model
-from twoaxis.cli.models import SOURCES, Step
-from twoaxis.cli.output import Json, name_of, print_json
+from twoaxis.cli.models import SOURCES, Step, model_to_run
+from twoaxis.cli.output import Json, name_of, print_json, say
 from twoaxis.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -47,7 +46,7 @@ def generate(
     if chat and special_tokens:
         raise ConfigError("--chat with --special-tokens: must be one of them, since messages are text; leave one out")
     template = _chat_template(run) if chat else None
-    trained = load_model(run, step)
+    trained = model_to_run(run, step)
     tokenizer = trained.tokenizer
     if template is None:
         begin = tokenizer.prompt(text, parse_special=special_tokens)
@@ -86,7 +85,7 @@ def _say_special(names: Sequence[str], *, parsed: bool, chat: bool) -> None:
     if names:
         hint = "" if chat else "; --special-tokens reads them as special tokens"
         meaning = "read as special tokens" if parsed else f"read as text{hint}"
-        print(f"twoaxis: note: {', '.join(names)} in the prompt: {meaning}", file=sys.stderr)
+        say(f"note: {', '.join(names)} in the prompt: {meaning}")
 
 
 def _standard_input() -> str:

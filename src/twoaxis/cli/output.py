@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -32,6 +33,11 @@ def counting(items: Iterable[T], total: int, stage: str) -> Iterator[T]:
 def is_first_process() -> bool:
     """Whether this is the first of the processes that `torchrun` has started, or the only one."""
     return os.environ.get("RANK", "0") == "0"
+
+
+def say(line: str) -> None:
+    """Writes a line to standard error."""
+    print(f"twoaxis: {line}", file=sys.stderr, flush=True)
 
 
 def name_of(path: Path) -> str:

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import typer
 
-from twoaxis.api import load_model
 from twoaxis.cli.list import complete_depth
-from twoaxis.cli.models import SOURCES, Step
+from twoaxis.cli.models import SOURCES, Step, model_to_run
 from twoaxis.cli.output import Json, name_of, print_json
 from twoaxis.core.errors import ConfigError, DataError, problem
 from twoaxis.core.text import read_text
@@ -78,7 +77,7 @@ def retrofit(
 
     if depth is None and not sequence:
         raise ConfigError("nothing to add; name a mixer with --depth or --sequence")
-    loaded = load_model(source, step)
+    loaded = model_to_run(source, step)
     model, tokenizer = loaded.model, loaded.tokenizer
     mixers = [parse_value(one) for one in sequence or []]
     target = target_config(model.config, None if depth is None else parse_value(depth), mixers)

@@ -1,14 +1,12 @@
 """`twoaxis serve MODEL`: a server with the OpenAI API."""
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from twoaxis.api import load_model
-from twoaxis.cli.models import SOURCES, Step
-from twoaxis.cli.output import name_of
+from twoaxis.cli.models import SOURCES, Step, model_to_run
+from twoaxis.cli.output import name_of, say
 
 
 def serve(
@@ -52,7 +50,7 @@ def serve(
         if compile:
             check_compiler(torch.device("cpu"))
         template = chat_template(read_source_files(model))
-        loaded = load_model(model, step)
+        loaded = model_to_run(model, step)
         limits = Limits(
             max_prompt_tokens=max_prompt_tokens,
             max_new_tokens=max_new_tokens,
@@ -62,16 +60,9 @@ def serve(
         called, takes = name or name_of(Path(model.resolve().name)), loaded.model.config.max_seq_len
         served = Served(called, loaded.tokenizer, takes, limits, loaded.ends, template)
         if not is_loopback(host):
-            print(
-                f"twoaxis: warning: anyone who can reach {address_of(opened)} can use the model: there is no authentication",
-                file=sys.stderr,
-            )
+            say(f"warning: anyone who can reach {address_of(opened)} can use the model: there is no authentication")
         max_tokens = max_prompt_tokens + max_new_tokens
-        with Engine(loaded.model, max_batch, queue, prefill_chunk_tokens, max_tokens, compile, _note) as engine:
+        with Engine(loaded.model, max_batch, queue, prefill_chunk_tokens, max_tokens, compile, say) as engine:
             ready = f"{served.name}, chats as {served.chat.name}, at {address_of(opened)}/v1"
             service = Service(engine, served)
             Server(create_app(service, host), service.close, lambda: print(ready, flush=True), grace_seconds).serve_on(opened)
-
-
-def _note(line: str) -> None:
-    print(f"twoaxis: {line}", file=sys.stderr)
