@@ -275,6 +275,39 @@ def test_the_recipe_of_a_run_folder_is_trained_there(recipe: Recipe, tmp_path: P
     assert train_recipe(Path("new/config.json")).folder == Path("new")
 
 
+def test_weights_of_a_run_are_not_left_behind_without_a_word(
+    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Catches a new model that is trained in place of the imported one, because another folder is named."""
+    settings = recipe(steps=1)
+    kept = {key: value for key, value in settings.to_data().items() if key not in ("model", "data")}
+    corpus = {"corpus": settings.to_data()["data"]["corpus"], "seq_len": 12}
+    monkeypatch.chdir(tmp_path)
+    save_trained("new", Decoder.build(settings.decoder(256)), ByteTokenizer(), {**kept, "data": corpus})
+    refused = "run folder='other': must be 'new', since the recipe there does not hold its weights; train there, or copy"
+    with pytest.raises(ConfigError, match=f"^{refused}"):
+        train_recipe("new/config.json", "other")
+    assert main(["train", "new/config.json", "--run", "other"]) == 2
+    said = capsys.readouterr().err
+    assert refused in said and said.count("\n") == 1 and not Path("other").exists()
+    new = "new weights are trained, by the recipe of new; train in that folder to go on with those of that run"
+    for folder, notes in (("new", 0), ("other", 1), ("other", 0)):
+        assert main(["train", "new/config.json", "--run", folder]) == 0
+        assert capsys.readouterr().err.count(new) == notes
+
+
+@pytest.mark.parametrize(("kind", "verb", "mixer"), [("twoaxis", "import", ""), ("llama", "retrofit", " --depth MIXER")])
+def test_the_configuration_of_a_model_is_no_recipe(tmp_path: Path, kind: str, verb: str, mixer: str) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": kind, "hidden_size": 8}))
+    remedy = (
+        f"`twoaxis {verb} {tmp_path}{mixer} --out RUN` makes a run of it, which `twoaxis train RUN/config.json` goes on with"
+    )
+    with pytest.raises(ConfigError) as caught:
+        read_recipe(path)
+    assert str(caught.value) == f"{path} is the configuration of a model: must be a recipe; {remedy}"
+
+
 def test_a_run_from_before_begin_markers_is_trained_on_without_them(recipe: Recipe, tmp_path: Path) -> None:
     """Catches training with a begin marker, and generation without it."""
     recorded = json.loads(subword("<s>").definition)

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from twoaxis.cli.output import Json, is_first_process, name_of, print_json
+from twoaxis.cli.output import Json, is_first_process, name_of, print_json, say
 from twoaxis.display.tables import print_table
 
 
@@ -57,10 +57,12 @@ def train(
     from twoaxis.display.numbers import decimal, plain
     from twoaxis.train import console_progress, read_recipe
     from twoaxis.train import train as run_training
-    from twoaxis.train.trained import default_folder
+    from twoaxis.train.trained import default_folder, new_weights
 
     config = read_recipe(recipe, overrides or [])
     folder = run or default_folder(recipe, config)
+    if (said := new_weights(recipe, folder)) and is_first_process():
+        say(said)
     result = run_training(config, folder, console_progress(), trackers=[parse_value(one) for one in track or []])
     data = result.to_data()
     if is_first_process() and as_json:

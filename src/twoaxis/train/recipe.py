@@ -13,6 +13,7 @@ from twoaxis.core.config import Config, apply_overrides, is_record, read_config_
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.data import CorpusField, Packing, TokenizerField, parse_corpus, parse_tokenizer
 from twoaxis.model import DecoderConfig
+from twoaxis.model.config_json import MODEL_TYPE
 from twoaxis.train.optim import OptimizerConfig
 from twoaxis.train.parallel.spread import ParallelConfig
 from twoaxis.train.schedule import AnnealConfig, CosineConfig, ScheduleField
@@ -174,11 +175,15 @@ def read_recipe(path: Path, overrides: Sequence[str] = ()) -> TrainConfig:
     The `config.json` of a run folder is a record: options newer than the run take the value that it computed with.
 
     Raises:
-        ConfigError: the file cannot be read, is not TOML or JSON, or does not hold a recipe.
+        ConfigError: the file cannot be read, is not TOML or JSON, or holds no recipe, but a study or a model.
     """
     data = read_config_file(path, "recipe")
     if "arms" in data:
         raise ConfigError(f"{path} is a study: must be a recipe; run it with `twoaxis study {path}`")
+    if "model_type" in data:
+        brings = f"import {path.parent}" if data["model_type"] == MODEL_TYPE else f"retrofit {path.parent} --depth MIXER"
+        remedy = f"`twoaxis {brings} --out RUN` makes a run of it, which `twoaxis train RUN/config.json` goes on with"
+        raise ConfigError(f"{path} is the configuration of a model: must be a recipe; {remedy}")
     if is_record(path):
         # Before the overrides, so that a mixer that they name has today's defaults.
         data = TrainConfig.from_record(data).to_data()

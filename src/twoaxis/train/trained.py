@@ -75,7 +75,7 @@ def train_recipe(
         progress: called while the run goes on; None shows nothing. `console_progress()` of twoaxis.train shows a bar.
 
     Raises:
-        ConfigError: a recipe that cannot be run.
+        ConfigError: a recipe that cannot be run, or that of a model from elsewhere, in another folder than its weights.
         DataError: a corpus or tokenizer that cannot be used.
         CheckpointError: a folder of another run.
     """
@@ -84,6 +84,8 @@ def train_recipe(
     else:
         config = with_overrides(TrainConfig.parse(recipe), overrides)
     folder = default_folder(recipe, config) if run is None else Path(run)
+    if (said := new_weights(recipe, folder)) and progress:
+        progress.note(said)
     return Run(folder, train(config, folder, progress))
 
 
@@ -96,6 +98,23 @@ def default_folder(recipe: object, config: TrainConfig) -> Path:
     if isinstance(recipe, Path | str) and is_record(Path(recipe)):
         return Path(recipe).parent
     return Path("runs") / default_name("train", recipe, config)
+
+
+def new_weights(recipe: object, folder: Path) -> str:
+    """Says that the recipe of a run trains new weights, where it begins in another folder; "" where it does not.
+
+    Raises:
+        ConfigError: nothing but the weights of that run is its own: a model from elsewhere that has not been trained yet.
+    """
+    if not isinstance(recipe, Path | str) or not is_record(Path(recipe)) or RunFolder(folder).is_begun:
+        return ""
+    record = RunFolder(Path(recipe).parent)
+    if not record.is_begun or folder.resolve() == record.path.resolve():
+        return ""
+    if not (record.path / "data.json").is_file():
+        allowed = f"{str(record.path)!r}, since the recipe there does not hold its weights"
+        raise ConfigError(problem("run folder", str(folder), allowed, "train there, or copy that folder and train the copy"))
+    return f"new weights are trained, by the recipe of {record.path}; train in that folder to go on with those of that run"
 
 
 def load_trained(run_dir: Path | str, step: int | None = None) -> Trained:
