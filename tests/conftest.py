@@ -133,9 +133,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Gives the session a new cache folder, which its workers share, so that the user's is neither read nor written."""
+    """Gives the session a new cache folder, which its workers share, so that the user's is neither read nor written.
+
+    Kernels in it are those of earlier sessions, whose files are named by what they are made of.
+    """
     if not hasattr(session.config, "workerinput"):
         folder = tempfile.TemporaryDirectory(prefix="twoaxis-tests-", ignore_cleanup_errors=True)
+        if session.config.pluginmanager.hasplugin("cacheprovider"):
+            Path(folder.name, "kernels").symlink_to(session.config.cache.mkdir("kernels"))
         before = os.environ.get("TWOAXIS_CACHE")
         os.environ["TWOAXIS_CACHE"] = folder.name
 
