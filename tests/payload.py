@@ -1,6 +1,8 @@
 """What crosses the boundaries of a pipeline, by the formulas of the planner from the tensors of a model's states."""
 
 from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
 from twoaxis.ledger.lines import depth_lines
 from twoaxis.planner.formulas.collectives import even_cuts, hop_bytes, waiting_bytes
@@ -34,7 +36,13 @@ def payload(
     model: ModelShape, ranks: int, virtual: int = 1, forwarding: Forwarding = "naive", element_bytes: int = 2
 ) -> Payload:
     """What crosses the boundaries of a model that is cut into `ranks * virtual` chunks of whole blocks."""
-    leaves = depth_lines(model, element_bytes, element_bytes)["leaves"]
+    leaves = _leaves(model, element_bytes)
     cut = leaves, list(edges(model, ranks * virtual)), ranks, forwarding
     begun, ended = waiting_bytes(*cut)
     return Payload(tuple(hop_bytes(*cut)), (tuple(begun), tuple(ended)))
+
+
+@cache
+def _leaves(model: ModelShape, element_bytes: int) -> Any:
+    """Of the states of a model, however it is cut."""
+    return depth_lines(model, element_bytes, element_bytes)["leaves"]

@@ -38,6 +38,7 @@ class Case:
     pipeline: PipelineConfig
     documents: bool = False
     evaluate: bool = False
+    steps: int = STEPS
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -54,6 +55,7 @@ class Case:
             "length": self.shape[1],
             "documents": self.documents,
             "evaluate": self.evaluate,
+            "steps": self.steps,
         }
 
 
@@ -68,12 +70,20 @@ def pipeline(**data: Any) -> PipelineConfig:
     return PipelineConfig.from_data({"microbatches": 4, **data})
 
 
-EVERY_ORDER = ("residual", "deep_delta", "attention_residuals", "mhc", "muddformer", "value_residual")
-"""One stream, weights of the input, a history, several streams, views apart, and heads that are carried."""
+STATES = ("residual", "attention_residuals", "mhc", "muddformer", "value_residual")
+"""One stream, a history, several streams, views apart, and heads that are carried."""
+
+OTHER_ORDERS = {
+    "gpipe": ("muddformer",),
+    "1f1b": ("attention_residuals", "value_residual"),
+    "1f1b of 3": ("deep_delta", "mhc"),
+    "interleaved": ("attention_residuals", "mhc", "value_residual"),
+}
+"""Those that special cases lack: an order does the same whatever the tensors are, and differs from others with few kinds."""
 
 
 def cases() -> dict[str, Case]:
-    """Every depth mixer in the order that asks most of it, one of every kind in all orders, and what is special, by name."""
+    """Every depth mixer in the order that asks most of it, one of every kind in other orders, and what is special, by name."""
     depths = {row.kind: row.example(next(iter(row.examples))) for row in DEPTH}
     more = {
         "norm_placement": ("layer_scaling", "deepnorm", "keel"),
@@ -83,33 +93,37 @@ def cases() -> dict[str, Case]:
     }
     for kind, names in more.items():
         depths |= {f"{kind} {name}": DEPTH[kind].example(name) for name in names}
-    ordered = [
-        (f"{name} {order}", depth, data)
-        for name, depth in depths.items()
-        for order, data in ORDERS.items()
-        if order == "cached_own" or name in EVERY_ORDER
-    ]
-    usual = [Case(name, decoder(depth), pipeline(**data)) for name, depth, data in ordered]
+    orders = [(name, order) for order, names in OTHER_ORDERS.items() for name in names]
+    usual = [Case(f"{name} {order}", decoder(depths[name]), pipeline(**ORDERS[order])) for name, order in orders]
+    for name, depth in depths.items():
+        # One step of few microbatches shows what a mixer hands on, and five kinds show what steps leave behind.
+        few: dict[str, Any] = {} if name in STATES else {"microbatches": 2}
+        steps = STEPS if name in STATES else 1
+        usual.append(Case(f"{name} cached_own", decoder(depth), pipeline(**ORDERS["cached_own"], **few), steps=steps))
     return {case.name: case for case in [*usual, *looped_cases(), *special_cases()]}
 
 
 def looped_cases() -> list[Case]:
     """Three ranks with two stages each; those in the middle hand on tensors that only later stages of their rank read."""
-    looped = {"ranks": 3, "schedule": "interleaved", "virtual": 2, "microbatches": 6}
-    histories = {
-        "attention_residuals": {"block_size": 2},
-        "denseformer": {"dilation": 2},
-        "muddformer": {"ways": "single", "dilation": 2, "period": 2},
-        "value_residual": {"variant": "dense"},
-        "lime": {},
-        "depth_value_mixing": {"stride": 2, "recent_window": 1},
-        "mixture_of_depths_attention": {},
+    looped = {"ranks": 3, "schedule": "interleaved", "virtual": 2}
+    histories: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+        "attention_residuals": ({"block_size": 2}, ("naive", "cached", "cached_own")),
+        "denseformer": ({"dilation": 2}, ("cached_own",)),
+        "muddformer": ({"ways": "single", "dilation": 2, "period": 2}, ("cached", "cached_own")),
+        "value_residual": ({"variant": "dense"}, ("naive", "cached_own")),
+        "lime": ({}, ("cached_own",)),
+        "depth_value_mixing": ({"stride": 2, "recent_window": 1}, ("cached", "cached_own")),
+        "mixture_of_depths_attention": ({}, ("naive", "cached_own")),
     }
-    return [
-        Case(f"{kind} {forwarding} of 3", decoder({"kind": kind, **options}, 6), pipeline(**looped, forwarding=forwarding))
-        for kind, options in histories.items()
-        for forwarding in ("naive", "cached", "cached_own")
-    ]
+    found = []
+    for kind, (options, ways) in histories.items():
+        model = decoder({"kind": kind, **options}, 6)
+        for way in ways:
+            # A second round of microbatches, and a second step, for one of them.
+            twice = (kind, way) == ("attention_residuals", "cached_own")
+            divided = pipeline(**looped, forwarding=way, microbatches=6 if twice else 3)
+            found.append(Case(f"{kind} {way} of 3", model, divided, steps=STEPS if twice else 1))
+    return found
 
 
 def special_cases() -> list[Case]:
@@ -120,13 +134,13 @@ def special_cases() -> list[Case]:
     strange = decoder(StrangeConfig())
     lent = decoder({"kind": "depth_attention", "n_heads": 2, "window": 3, "head": "read"}, 6)
     own = decoder({"kind": "depth_attention", "n_heads": 2, "projections": "own", "head": "read"})
-    looped = {**LOOPED, "ranks": 3, "microbatches": 6}
+    looped = {**LOOPED, "ranks": 3, "microbatches": 3}
     smeared = decoder("residual", embedding_norm="rms", embedding_local={"kind": "smear", "gate_channels": 4})
     local = decoder("denseformer", blocks=[[{"kind": "short_swa", "window": 4}, {"kind": "kv_shift", "n_heads": 2}], ["relu2"]])
     tables = decoder("residual", blocks=[[{"kind": "ngram_embedding", "rows": [53]}, "attention", "swiglu"], ["relu2"]])
     return [
         Case("attention_residuals cached", history, pipeline(**LOOPED, forwarding="cached")),
-        Case("three stages on each rank, unequal", decoder("attention_residuals", 7), pipeline(**deep)),
+        Case("three stages on each rank, unequal", decoder("attention_residuals", 7), pipeline(**deep), steps=1),
         Case("packed documents", history, pipeline(**ORDERS["cached_own"]), documents=True, evaluate=True),
         Case("a head of its own", decoder("residual", tie_embeddings=False), pipeline(**ORDERS["1f1b"])),
         Case("a norm behind the embedding", decoder("residual", embedding_norm="rms"), pipeline(**ORDERS["1f1b"])),
@@ -148,7 +162,7 @@ def undivided(case: Case) -> tuple[list[float], dict[str, torch.Tensor]]:
     perturb(model)
     tokens, targets, documents = batch(case.shape)
     losses, gradients = [], {}
-    for step in range(STEPS):
+    for step in range(case.steps):
         layout = TokenLayout.packed(documents) if case.documents else None
         loss, _ = model.loss(tokens, targets, layout)
         loss.backward()

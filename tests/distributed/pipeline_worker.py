@@ -122,8 +122,18 @@ def batch(shape: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor, torch.Ten
     return tokens, targets, documents.contiguous()
 
 
-def share_states() -> None:
-    """Lets pipelines of one decoder share the pass without memory that finds its states, for it depends on nothing else."""
+def decoder_of(case: dict[str, Any]) -> DecoderConfig:
+    """The undivided decoder."""
+    # A mixer of these tests only stands in no table, so it comes as what it is.
+    depth = StrangeConfig() if case["decoder"]["depth"]["kind"] == "strange" else case["decoder"]["depth"]
+    return DecoderConfig.from_data({**case["decoder"], "depth": depth})
+
+
+def prepare(folder: Path) -> None:
+    """Lets all ranks and pipelines of one decoder share the pass without memory that finds its states.
+
+    It depends on nothing else.
+    """
     states, known = boundaries._states, dict[Any, list[Any]]()
 
     def shared(model: Any, tokens: torch.Tensor, stops: Sequence[int]) -> list[Any]:
@@ -133,6 +143,14 @@ def share_states() -> None:
         return [known[key][stop - 1] for stop in stops]
 
     boundaries._states = shared
+    for case in cases_of(folder):
+        config, rows = PipelineConfig.from_data(case["pipeline"]), case["rows"] // case["pipeline"]["microbatches"]
+        boundaries.make_plan(decoder_of(case), config, rows, case["length"], torch.float64)
+
+
+def cases_of(folder: Path) -> list[dict[str, Any]]:
+    """The most ranks first: those that are then left out wait at the end only."""
+    return sorted(json.loads((folder / "cases.json").read_text()), key=lambda case: -case["pipeline"]["ranks"])
 
 
 def watch(pipeline: Pipeline) -> list[weakref.ref[torch.Tensor]]:
@@ -151,19 +169,15 @@ def run(
     case: dict[str, Any], traffic: Traffic, group: dist.ProcessGroup | None
 ) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     """Takes steps whose gradients add up, with an update in between."""
-    config = PipelineConfig.from_data(case["pipeline"])
-    shape = (case["rows"], case["length"])
-    # A mixer of these tests only stands in no table, so it comes as what it is.
-    depth = StrangeConfig() if case["decoder"]["depth"]["kind"] == "strange" else case["decoder"]["depth"]
-    decoder = DecoderConfig.from_data({**case["decoder"], "depth": depth})
-    pipeline = Pipeline(decoder, config, *shape, dtype=torch.float64, group=group)
+    config, shape = PipelineConfig.from_data(case["pipeline"]), (case["rows"], case["length"])
+    pipeline = Pipeline(decoder_of(case), config, *shape, dtype=torch.float64, group=group)
     perturb(pipeline.model)
     alive = watch(pipeline)
     tokens, targets, documents = batch(shape)
     given = (tokens, targets, documents if case["documents"] else None)
     report: dict[str, Any] = {"losses": [], "tokens": [], "sent": [], "alive": [], "evaluated": []}
     gradients = {}
-    for step in range(STEPS):
+    for step in range(case["steps"]):
         loss = pipeline.step(*given)
         report["losses"].append(loss.total.item())
         report["tokens"].append(loss.tokens.item())
@@ -194,12 +208,10 @@ def main(folder: Path, rank: int, ranks: int) -> None:
     )
     groups: dict[int, Any] = {n: None if n == ranks else dist.new_group(range(n)) for n in range(1, ranks + 1)}
     traffic = Traffic()
-    share_states()
     reports, found = {}, {}
     # So that a collection after a step need not walk through all that was imported.
     gc.freeze()
-    # The most ranks first: those that are then left out wait at the end only.
-    for case in sorted(json.loads((folder / "cases.json").read_text()), key=lambda case: -case["pipeline"]["ranks"]):
+    for case in cases_of(folder):
         needed = case["pipeline"]["ranks"]
         if rank < needed:
             reports[case["name"]], gradients = run(case, traffic, groups[needed])

@@ -14,8 +14,8 @@ from typing import Any
 def run_processes(script: Path, folder: Path, ranks: int, timeout_seconds: float) -> None:
     """Calls `main(folder, rank, ranks)` of a script in a process for every rank.
 
-    The processes are forks of one that has imported the script. When one fails or hangs, all end, and this fails with what
-    they said.
+    The processes are forks of one that has imported the script, and called its `prepare(folder)` if it has one. When one
+    fails or hangs, all end, and this fails with what they said.
     """
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     logs = [folder / f"rank{rank}.log" for rank in range(ranks)]
@@ -47,6 +47,8 @@ def _fork(script: Path, folder: Path, ranks: int) -> int:
         importlib.import_module("torch._dynamo")
         # Else each rank would load the kernels, and compile them into a cache folder of its own.
         importlib.import_module("twoaxis.ops.cpu.library").status()
+    if prepare := getattr(worker, "prepare", None):
+        prepare(folder)
     # Collections of a rank need not walk through what was imported, and are rarer.
     gc.collect()
     gc.freeze()

@@ -43,14 +43,14 @@ def reports(name: str, outcomes: list[Outcome]) -> list[dict[str, Any]]:
 
 
 @cache
-def expected(decoder: str, shape: tuple[int, int], documents: bool) -> tuple[list[float], dict[str, torch.Tensor]]:
+def expected(*what: Any) -> tuple[list[float], dict[str, torch.Tensor]]:
     """The undivided decoder, once for all pipelines of it."""
-    return undivided(next(case for case in CASES.values() if key(case) == (decoder, shape, documents)))
+    return undivided(next(case for case in CASES.values() if key(case) == what))
 
 
-def key(case: Case) -> tuple[str, tuple[int, int], bool]:
+def key(case: Case) -> tuple[str, tuple[int, int], bool, int]:
     """What the undivided decoder depends on."""
-    return json.dumps(case.decoder.to_data()), case.shape, case.documents
+    return json.dumps(case.decoder.to_data()), case.shape, case.documents, case.steps
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -73,7 +73,7 @@ def test_losses_and_gradients_are_those_of_one_process(name: str, outcomes: list
 def test_bytes_that_are_sent_are_those_of_the_planner(name: str, outcomes: list[Outcome]) -> None:
     planned = planned_bytes(CASES[name])
     both_ways = {f"{what} {boundary}": n for boundary, n in enumerate(planned) for what in ("activations", "gradients")}
-    for step in range(pipeline_worker.STEPS):
+    for step in range(CASES[name].steps):
         sent = Counter()
         for report in reports(name, outcomes):
             sent.update(report["sent"][step])
