@@ -8,6 +8,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +46,9 @@ WORDS = [
 THREE_BLOCKS = {"d_model": 24, "n_layers": 3, "depth": "mhc"}
 
 
-STEPS, LONGER = 4, 6
-"""Of a run, with a checkpoint in its middle and one at its end, and of one that goes on."""
+BEGINNING, STEPS, LONGER = 1, 2, 4
+"""Of a run that is stopped or goes on elsewhere, of one with a checkpoint in its middle and one at its end, and of one that
+goes on from that; the first validation after another update would show moments that were lost."""
 
 NEWEST = f"step-{STEPS:08}"
 """The checkpoint at the end."""
@@ -61,14 +63,15 @@ def recipe(folder: Path, **changes: Any) -> TrainConfig:
         "model": {"d_model": 24, "n_layers": 2, "depth": "mhc"},
         "data": {"corpus": str(corpus), "seq_len": 32},
         "optimizer": {"groups": [{"pattern": "embedding.weight", "lr_scale": 0}], "clip_norm": 0.5},
-        "anneal": [{"pattern": "norm.gain", "start": 1.0, "stop": 0.5, "steps": 3}],
+        "anneal": [{"pattern": "norm.gain", "start": 1.0, "stop": 0.5, "steps": STEPS}],
         "schedule": "constant",
         "batch_size": 12,
         "micro_batch_size": 4,
         "steps": STEPS,
-        "validate_every": STEPS // 2,
-        "validation_tokens": 500,
-        "checkpoint_every": STEPS // 2,
+        "validate_every": BEGINNING,
+        # Nine windows, which no number of ranks but three divides.
+        "validation_tokens": 300,
+        "checkpoint_every": BEGINNING,
         "device": "cpu",
         **changes,
     }
@@ -106,6 +109,9 @@ MUON: dict[str, Any] = {
     "optimizer": {"kind": "muon", "groups": [{"pattern": "*.gain", "lr_scale": 0.5}]},
 }
 """The recipe of 2026."""
+
+ONE_KV_HEAD = [[{"kind": "attention", "n_heads": 4, "n_kv_heads": 1, "head_dim": 6}, {"kind": "swiglu", "d_ff": 34}]]
+MUON_FEW_HEADS = {**MUON, "model": {**MUON["model"], "blocks": ONE_KV_HEAD}}
 
 
 def losses(folder: Path) -> list[list[float | None]]:
@@ -150,6 +156,12 @@ class Worker:
         except TwoAxisError as error:
             return f"{type(error).__name__}: {error}"
 
+    @property
+    def stop(self) -> Callable[[], bool] | None:
+        """Stops a run after its first steps, by the second rank alone."""
+        taken = count(1)
+        return (lambda: next(taken) >= BEGINNING) if self.rank == 1 else None
+
     def _meet(self, name: str, ranks: int) -> None:
         """A port of this machine that the ranks of a run share."""
         path = self.folder / f".port-{name}-{self._runs[name]}"
@@ -169,10 +181,9 @@ class Worker:
         self.found["again"] = self.run("straight")
 
     def stopped(self) -> None:
-        """Stopped by the second rank alone after three steps, and continued."""
-        taken = iter(range(99))
-        stop = (lambda: next(taken) >= 2) if self.rank == 1 else None
-        self.found["stopped"] = [self.run("stopped", stop), self.run("stopped")]
+        """Stopped by the second rank alone before a checkpoint is due, and continued."""
+        late = {"checkpoint_every": STEPS}
+        self.found["stopped"] = [self.run("stopped", self.stop, **late), self.run("stopped", **late)]
 
     def replicated(self) -> None:
         """Two copies of the whole model."""
@@ -194,7 +205,7 @@ class Worker:
     def background(self) -> None:
         """Checkpoints written while training goes on; then continued."""
         background = {"shard": 2, "saving": "background"}
-        self.found["background"] = [self.run("background", parallel=background, steps=n) for n in (STEPS // 2, STEPS)]
+        self.found["background"] = [self.run("background", parallel=background, steps=n) for n in (BEGINNING, STEPS)]
 
     def other_recipe(self) -> None:
         """Another seed on the last rank."""
@@ -257,16 +268,12 @@ class Worker:
         """Two stages, each of two ranks that share out their parameters and rows."""
         self.found["two by two"] = self.run("two_by_two", parallel={"pipeline": 2, "shard": 2}, micro_batch_size=2)
 
-    def from_one(self) -> None:
-        """The run of one process, from before these processes, continued by two."""
-        self.found["from one"] = self.run("from_one")
-
     def three_stages(self) -> None:
         """One block on each of three ranks; the middle one holds neither end."""
         self.found["three stages"] = self.run("three_stages", parallel={"pipeline": 3}, model=THREE_BLOCKS)
 
     def other_windows(self) -> None:
-        """The run of one process, continued by two with other micro-batches."""
+        """The run of one process, from before these processes, continued by two with other micro-batches."""
         self.found["other windows"] = self.run("other_windows", micro_batch_size=3, recompute="block")
 
     def on_three(self) -> None:
@@ -282,11 +289,9 @@ class Worker:
         self.found["divided"] = self.run("divided", steps=LONGER, parallel=streams)
 
     def stopped_tensor(self) -> None:
-        """Sharded streams, stopped after three steps and continued."""
+        """Sharded streams, stopped and continued."""
         given = {"parallel": {"tensor": 2, "sequence": "tensor"}, "model": EARLIER_TOKENS}
-        taken = iter(range(99))
-        stop = (lambda: next(taken) >= 2) if self.rank == 1 else None
-        said = [self.run("tensor_whole", **given), self.run("tensor_stopped", stop, **given)]
+        said = [self.run("tensor_whole", **given), self.run("tensor_stopped", self.stop, **given)]
         self.found["stopped tensor"] = [*said, self.run("tensor_stopped", **given)]
 
     def tensor_and_shard(self) -> None:
@@ -296,16 +301,12 @@ class Worker:
 
     def muon(self) -> None:
         """Matrices that ranks gather in turns: stopped and continued, on two stages, and as parts of tensor ranks."""
-        taken = iter(range(99))
-        stop = (lambda: next(taken) >= 2) if self.rank == 1 else None
-        said = [self.run("muon", **MUON), self.run("muon_stopped", stop, **MUON), self.run("muon_stopped", **MUON)]
+        said = [self.run("muon", **MUON), self.run("muon_stopped", self.stop, **MUON), self.run("muon_stopped", **MUON)]
         self.found["muon"] = [*said, self.run("muon_stages", parallel={"pipeline": 2}, **MUON)]
 
     def muon_on_four(self) -> None:
-        """Rows of the heads and hidden numbers of two tensor ranks each; then with one kv-head, which both hold."""
-        layout = {"tensor": 2, "shard": 2}
-        said = [self.run("muon_on_four", parallel=layout, **MUON)]
-        self.found["muon on four"] = [*said, self.run("muon_few_heads", parallel=layout, **{**MUON, "model": FEW_HEADS})]
+        """Rows of the heads and hidden numbers of two tensor ranks each, and one kv-head, which both hold."""
+        self.found["muon on four"] = self.run("muon_on_four", parallel={"tensor": 2, "shard": 2}, **MUON_FEW_HEADS)
 
     def copy(self, name: str, other: str) -> None:
         """Copies a run, by the first rank."""
@@ -331,7 +332,6 @@ def main(folder: Path, rank: int, ranks: int) -> None:
         worker.counted: 2,
         worker.timed: 2,
         worker.pipelined: 2,
-        worker.from_one: 2,
         worker.other_windows: 2,
         worker.three_stages: 3,
         worker.on_three: 3,
