@@ -182,7 +182,7 @@ class Worker:
 
     def stopped(self) -> None:
         """Stopped by the second rank alone before a checkpoint is due, and continued."""
-        late = {"checkpoint_every": STEPS}
+        late: dict[str, Any] = {"checkpoint_every": STEPS}
         self.found["stopped"] = [self.run("stopped", self.stop, **late), self.run("stopped", **late)]
 
     def replicated(self) -> None:
