@@ -20,7 +20,7 @@ from twoaxis.train.parallel.tensor import TensorDecoder, initial_parts, sum_grad
 from twoaxis.train.parallel.tensor_ranks import TensorRanks
 from twoaxis.train.parallel.tensor_split import SequenceSharding
 
-VOCAB, ROWS, TOKENS, WIDTH, LAYERS = 32, 2, 16, 8, 3
+VOCAB, ROWS, TOKENS, WIDTH, LAYERS = 32, 2, 16, 8, 2
 
 BLOCK = [{"kind": "attention", "n_heads": 4, "n_kv_heads": 2, "head_dim": 4}, {"kind": "swiglu", "d_ff": 16}]
 FEW_HEADS = [
@@ -52,9 +52,13 @@ CASES: dict[str, dict[str, Any]] = {
     "plain": {"depth": "residual", "blocks": [BLOCK]},
     "few heads": {"depth": {"kind": "value_residual", "variant": "gated"}, "blocks": [FEW_HEADS]},
     "earlier tokens": {"depth": {"kind": "deep_delta", "preset": "ddl_tc_ec"}, "blocks": [BLOCK]},
-    "slots": {"depth": "mixture_of_depths_attention", "blocks": [[{**BLOCK[0], "qk_norm": "before_rope"}, BLOCK[1]]]},
+    "slots": {
+        "depth": "mixture_of_depths_attention",
+        "n_layers": 3,
+        "blocks": [[{**BLOCK[0], "qk_norm": "before_rope"}, BLOCK[1]]],
+    },
     "slots and norms behind": {"depth": {"kind": "mixture_of_depths_attention", "norm": "post"}, "blocks": [BLOCK]},
-    "mixed values": {"depth": "depth_value_mixing", "blocks": [[{**BLOCK[0], "n_kv_heads": 4}, BLOCK[1]]]},
+    "mixed values": {"depth": "depth_value_mixing", "n_layers": 3, "blocks": [[{**BLOCK[0], "n_kv_heads": 4}, BLOCK[1]]]},
     "delayed reads": {"depth": {"kind": "mhc", "preset": "deepseek_v41", "rounds": 2}, "blocks": [BLOCK]},
     "tables of tokens": {
         "depth": {
@@ -116,13 +120,27 @@ def counted(ranks: int) -> Iterator[list[float]]:
         dist.all_reduce, dist.all_gather_single, dist.reduce_scatter_single = kept
 
 
+INITIAL: dict[str, dict[str, Tensor]] = {}
+"""The initial values of one process, for every case."""
+
+WHOLE: dict[str, tuple[dict[str, Tensor], dict[str, tuple[Tensor, dict[str, Tensor]]]]] = {}
+"""Other values of one process, and its loss and gradients by way, for every case."""
+
+
+def prepare(folder: Path) -> None:
+    """Computes what all ranks compare with."""
+    torch.set_num_threads(1)
+    for case in CASES:
+        model = Decoder.build(decoder_config(case), 3)
+        INITIAL[case] = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+        model = perturb(model.double())
+        expected = {way: (run(model, **given), taken_gradients(model)) for way, given in WAYS.items()}
+        WHOLE[case] = {name: parameter.detach() for name, parameter in model.named_parameters()}, expected
+
+
 def measure(case: str, rank: int, ranks: int) -> dict[str, dict[str, float]]:
     """How far loss and gradients are from those of one process, and the bytes of a step, by case, way and sharding."""
-    config = decoder_config(case)
-    whole = perturb(Decoder.build(config, 3).double())
-    values = dict(whole.named_parameters())
-    expected = {way: (run(whole, **given), taken_gradients(whole)) for way, given in WAYS.items()}
-    found = {}
+    config, (values, expected), found = decoder_config(case), WHOLE[case], dict[str, dict[str, float]]()
     for sequence in SEQUENCES:
         group = TensorRanks(None, rank, ranks, sequence)
         model = TensorDecoder(config, group, TOKENS).double()
@@ -174,13 +192,12 @@ def half_precision(case: str, sequence: SequenceSharding, rank: int, ranks: int)
 
 def starts(case: str, rank: int, ranks: int) -> list[str]:
     """The parameters whose initial values are not the parts of those of one process."""
-    config = decoder_config(case)
-    whole = dict(Decoder.build(config, 5).named_parameters())
-    model = TensorDecoder(config, TensorRanks(None, rank, ranks, "none"), TOKENS)
-    parts = {name: part for name, _, part in initial_parts(model, 5)}
+    whole = INITIAL[case]
+    model = TensorDecoder(decoder_config(case), TensorRanks(None, rank, ranks, "none"), TOKENS)
+    parts = {name: part for name, _, part in initial_parts(model, 3)}
     here = {name: cast(Tensor, one).shape for name, one in model.named_parameters()}
     assert parts.keys() == here.keys() == whole.keys()
-    return [name for name in here if not torch.equal(parts[name], model.splits[name].of(whole[name].detach()))]
+    return [name for name in here if not torch.equal(parts[name], model.splits[name].of(whole[name]))]
 
 
 def main(folder: Path, rank: int, ranks: int) -> None:
