@@ -82,9 +82,9 @@ def test_no_number_at_padding_reaches_real_tokens_or_weights(row: Any) -> None:
         text, layout = toy_tokens(tokens=6), TokenLayout.left_padded(torch.tensor([4, 6]), 6)
         embeddings = model.embed(text).detach()
         found = []
-        for token, value in enumerate((1.0, torch.nan, torch.inf)):
+        for token, values in enumerate(((1.0, 1.0), (torch.nan, torch.inf))):
             given, ids = embeddings.clone(), text.clone()
-            given[0, :2], ids[0, :2] = value, token
+            given[0, :2], ids[0, :2] = torch.tensor(values).unsqueeze(-1), token
             hidden, _ = model.hidden(given.requires_grad_(), layout, tokens=ids)
             loss = hidden[0, 2:].square().sum() + hidden[1].square().sum()
             grads = torch.autograd.grad(loss, [given, *model.parameters()], allow_unused=True)
@@ -92,8 +92,7 @@ def test_no_number_at_padding_reaches_real_tokens_or_weights(row: Any) -> None:
             step, _ = model.hidden(given.detach()[:, 3:], layout.part(3, 6), cache, tokens=ids[:, 3:])
             assert not grads[0][0, :2].any()
             found.append([hidden[0, 2:], hidden[1], cached[0, 2:], step, *(grad for grad in grads if grad is not None)])
-        for other in found[1:]:
-            assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
+        assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
 def test_short_swa_of_a_host_is_finite_whatever_stands_at_padding() -> None:
