@@ -18,15 +18,17 @@ NORMS: list[Any] = [
     ("sum", "l2"),
     ("none", "rms"),
 ]
+# Every pair of options, in a quarter of all combinations.
 OPTIONS = [
-    VerticalAttentionConfig(source=source, skip=skip, norm=norm, norm_kind=kind, head=head, embedding=embedding)
-    for source, skip, (norm, kind), head, embedding in itertools.product(
-        ("delta", "output"),
-        ("none", "added", "gated"),
-        NORMS,
-        ("last", "mixture"),
-        ("source", "first_input"),
+    VerticalAttentionConfig(
+        source=("delta", "output")[s],
+        skip=("none", "added", "gated")[k],
+        norm=norm,
+        norm_kind=kind,
+        head=("last", "mixture")[(s + k + n) % 2],
+        embedding=("source", "first_input")[(s + n) % 2],
     )
+    for s, k, (n, (norm, kind)) in itertools.product(range(2), range(3), enumerate(NORMS))
 ]
 
 
