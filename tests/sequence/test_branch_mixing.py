@@ -29,6 +29,8 @@ FORMS: dict[str, dict[str, Any]] = {
     "self": {"projected_local": {"kind": "branch_swa", "scores": "self"}},
 }
 WINDOWED = [name for name in FORMS if name != "conv"]
+# A convolution has no kind of window.
+KINDS = [("conv", "sliding"), *((form, kind) for form in WINDOWED for kind in ("sliding", "chunk"))]
 
 
 def config(form: str, /, **options: Any) -> GatedDeltaNetConfig:
@@ -111,8 +113,7 @@ def test_a_fresh_mixer_changes_nothing_and_trains(form: str, options: dict[str, 
     assert own and all((gradient != 0).all() for gradient in own)
 
 
-@pytest.mark.parametrize("window_kind", ["sliding", "chunk"])
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("form", "window_kind"), KINDS)
 @pytest.mark.parametrize("chunks", [(1,) * 17, (3,) * 6, (4,) * 5, (5,) * 4, (6,) * 3, (2, 1, 7, 1, 6)], ids=str)
 def test_any_chunks_are_one_pass(form: str, window_kind: str, chunks: tuple[int, ...]) -> None:
     options = {} if form == "conv" else {"window": 5, "window_kind": window_kind}
@@ -122,8 +123,7 @@ def test_any_chunks_are_one_pass(form: str, window_kind: str, chunks: tuple[int,
         torch.testing.assert_close(decode_mixer(mixer, x, chunks), full, rtol=0, atol=1e-13)
 
 
-@pytest.mark.parametrize("window_kind", ["sliding", "chunk"])
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("form", "window_kind"), KINDS)
 def test_documents_begin_anew_with_convolution_window_and_state(form: str, window_kind: str) -> None:
     options = {} if form == "conv" else {"window": 4, "window_kind": window_kind}
     mixer, x = toy_mixer(config(form, **options)), toy_context(batch=1, tokens=13)
