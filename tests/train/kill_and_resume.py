@@ -234,7 +234,7 @@ class Train(Case):
     moments = ("at any moment", "while writing", "in a step")
 
     def prepare(self) -> None:
-        self.input = self.write("recipe.json", recipe(self.folder, steps=40))
+        self.input = self.write("recipe.json", recipe(self.folder, steps=24))
 
     def words(self, out: Path) -> list[object]:
         return ["train", self.input, "--run", out]
