@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from ..made_once import made_once
+
 if TYPE_CHECKING:
     from twoaxis.study import StudyConfig
     from twoaxis.study.report import Report
@@ -81,6 +83,18 @@ def finished(trainer: "FakeTrainer", finished_folder: Path) -> "FakeTrainer":
     """A trainer of the tiny study whose runs are all there already."""
     shutil.copytree(finished_folder, trainer.folder)
     return trainer
+
+
+@pytest.fixture(scope="session")
+def drawn_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of the made-up report, which takes seconds to draw; read it only."""
+
+    def draw(folder: Path) -> None:
+        from .report_example import example_page
+
+        (folder / "report.html").write_text(example_page(), encoding="utf-8")
+
+    return made_once(tmp_path_factory, "drawn_page", draw) / "report.html"
 
 
 @pytest.fixture(scope="session")

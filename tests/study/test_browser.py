@@ -9,16 +9,14 @@ import pytest
 from twoaxis.display import numbers as words
 
 from ..browsing import Seen, launched_browser, looking, skip_without_browser
-from .report_example import example, example_figures, example_page
+from .report_example import example, example_figures
 
 skip_without_browser()
 
 
 @pytest.fixture(scope="module")
-def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("report") / "report.html"
-    path.write_text(example_page(), encoding="utf-8")
-    return path
+def report(drawn_page: Path) -> Path:
+    return drawn_page
 
 
 @pytest.fixture(scope="module")
