@@ -181,9 +181,11 @@ def intervals_only(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("intervals_only")
-@pytest.mark.parametrize("effects", [(0.0,) * 6, (0.0, 0.0, 0.0, 3.0, 3.0, 9.0), (-0.5, 0.5, 1.0, 2.0, 4.0, 8.0)])
-@pytest.mark.parametrize("n", [3, 5])
-def test_intervals_of_the_verdicts_hold_all_their_means_in_95_percent_of_studies(effects: tuple[float, ...], n: int) -> None:
+@pytest.mark.parametrize(
+    ("n", "effects"),
+    [(3, (0.0,) * 6), (5, (0.0,) * 6), (3, (0.0, 0.0, 0.0, 3.0, 3.0, 9.0)), (5, (-0.5, 0.5, 1.0, 2.0, 4.0, 8.0))],
+)
+def test_intervals_of_the_verdicts_hold_all_their_means_in_95_percent_of_studies(n: int, effects: tuple[float, ...]) -> None:
     assert joint_coverage(effects, n) >= 0.95 - margin(0.95, 1500)
 
 
@@ -314,7 +316,7 @@ def repetitions(n: int, cost: float, common: float, trials: int = 1000) -> tuple
     return tuple(found)
 
 
-SCENARIOS = [(3, 1.3, 0.0), (3, 1.3, 0.9), (5, 0.7, 0.5), (5, 1.9, 0.9)]
+SCENARIOS = [(3, 1.3, 0.9), (5, 0.7, 0.0), (5, 1.9, 0.9)]
 """Replicates, cost of the arm over that of the control, and noise in common."""
 
 
@@ -351,7 +353,7 @@ def without_the_curve(study: Repetition) -> EffectiveSpeedup:
     return EffectiveSpeedup(value, low, high)
 
 
-@pytest.mark.parametrize(("n", "cost", "common"), SCENARIOS[:3])
+@pytest.mark.parametrize(("n", "cost", "common"), SCENARIOS[:2])
 def test_intervals_of_the_effective_speedup_cover_95_percent(n: int, cost: float, common: float) -> None:
     assert LEAST <= speedup_coverage(repetitions(n, cost, common), with_the_curve) <= MOST
 
