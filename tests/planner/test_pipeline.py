@@ -210,9 +210,8 @@ def named(shape: ModelShape) -> list[dict[Any, int]]:
     return states
 
 
-def holdings(shape: ModelShape, ranks: int, cuts: tuple[int, ...], forwarding: str) -> Iterator[int]:
+def holdings(states: list[dict[Any, int]], ranks: int, cuts: tuple[int, ...], forwarding: str) -> Iterator[int]:
     """Bytes of each hop by playing a microbatch through the ranks, with a set of names on each."""
-    states = named(shape)
     held: list[set[Any]] = [set() for _ in range(ranks)]
     for chunk, (first, last) in enumerate(itertools.pairwise(cuts)):
         rank, entering = chunk % ranks, states[first]
@@ -228,7 +227,7 @@ def test_payload_is_what_a_microbatch_that_is_played_through_moves(
     ranks: int, virtual: int, n_layers: int, size: int, forwarding: Any
 ) -> None:
     shape = model(max(n_layers, ranks * virtual), size)
-    expected = tuple(holdings(shape, ranks, edges(shape, ranks * virtual), forwarding))
+    expected = tuple(holdings(named(shape), ranks, edges(shape, ranks * virtual), forwarding))
     assert payload(shape, ranks, virtual, forwarding).hops == expected
 
 
@@ -273,8 +272,9 @@ def test_payload_of_every_depth_mixer_is_what_its_named_tensors_say(row: Row) ->
     # Those of every example are the tensors of real stages: tests/distributed/test_pipeline_plan.py.
     for name in dict.fromkeys([next(iter(row.examples)), list(row.examples)[-1]]):
         shape = model(6, width=24).with_depth(row.example(name))
+        states = named(shape)
         for forwarding in FORWARDINGS:
-            expected = tuple(holdings(shape, 3, edges(shape, 6), forwarding))
+            expected = tuple(holdings(states, 3, edges(shape, 6), forwarding))
             assert payload(shape, 3, 2, forwarding).hops == expected, (name, forwarding)
 
 
