@@ -55,7 +55,7 @@ weights, bfloat16 and GPUs: not run.
 **SGLang**: not run. Its side of the contract was read in its source.
 
 **A small engine of the tests** repeats that contract in `make test`: pages of keys and values outside the model, prompts of
-several requests in one call, cut in chunks and mixed with single tokens of others. Up to three variants of each depth mixer run
+several requests in one call, cut in chunks and mixed with single tokens of others. Up to two variants of each depth mixer run
 in it with each sequence mixer that has a ✓; logits equal those of the model's own pass to 1e-10 in float64.
 
 ## Training in torchtitan
