@@ -9,9 +9,10 @@ import pytest
 
 from twoaxis.cli import main
 from twoaxis.planner import model_plan
-from twoaxis.planner.advice import methods_for
+from twoaxis.planner.advice import RECOMMENDED, methods_for
 from twoaxis.planner.hardware import Device, read_device
 from twoaxis.planner.hardware.calibrate import Calibration, Ceiling, Prediction
+from twoaxis.planner.methods import Goal, Method
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "models"
 MODEL = """
@@ -46,6 +47,17 @@ def study(tmp_path: Path) -> str:
     return str(path)
 
 
+@pytest.fixture
+def few_methods(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The recommended methods beside the first two; that all are planned is tested with the advice."""
+
+    def few(goal: Goal | None) -> tuple[Method, ...]:
+        known, named = methods_for(goal), {name for name, _ in RECOMMENDED.values()}
+        return (*known[:2], *(method for method in known[2:] if method.name in named))
+
+    monkeypatch.setattr(model_plan, "methods_for", few)
+
+
 def error_of(capsys: Any, *words: str) -> str:
     assert main(["plan", *words]) == 2
     captured = capsys.readouterr()
@@ -56,6 +68,7 @@ def error_of(capsys: Any, *words: str) -> str:
     return lines[0]
 
 
+@pytest.mark.usefixtures("few_methods")
 def test_a_model_as_json_has_everything(model: str, capsys: Any) -> None:
     words = ["plan", model, "--gpus", "4", "--pipeline", "2", "--goal", "shortcut", "--budget-memory", "1GiB", "--json"]
     assert main(words) == 0
@@ -71,6 +84,7 @@ def test_a_model_as_json_has_everything(model: str, capsys: Any) -> None:
     assert "eager kernels of DDL" in captured.err
 
 
+@pytest.mark.usefixtures("few_methods")
 @pytest.mark.parametrize("columns", [80, 120])
 def test_a_model_for_people_fits_the_line(columns: int, model: str, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches tables of a fixed width, and numbers, names and words that are cut to fit one."""
@@ -93,6 +107,7 @@ def test_a_model_for_people_fits_the_line(columns: int, model: str, capsys: Any,
     assert "Nothing fits the budget, the control included: the least memory is " in text
 
 
+@pytest.mark.usefixtures("few_methods")
 def test_a_budget_that_nothing_fits_is_a_negative_finding(model: str, capsys: Any) -> None:
     """Catches a plan that ends as if all were well although every method is over the limit that was asked for."""
     assert main(["plan", model, "--gpus", "4", "--budget-memory", "1kB", "--json"]) == 1
@@ -100,6 +115,7 @@ def test_a_budget_that_nothing_fits_is_a_negative_finding(model: str, capsys: An
     assert not found["fits_budget"] and all("memory" in one["over"] for one in (found["control"], *found["methods"]))
 
 
+@pytest.mark.usefixtures("few_methods")
 def test_without_a_goal_there_is_a_table_and_no_advice(model: str, capsys: Any) -> None:
     assert main(["plan", model]) == 0
     out = capsys.readouterr().out
@@ -117,6 +133,7 @@ def test_a_shipped_example(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None
     assert "attention_residuals as given" in {method["name"] for method in found["methods"]}
 
 
+@pytest.mark.usefixtures("few_methods")
 def test_the_page(model: str, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     written = []
     monkeypatch.setattr("twoaxis.planner.page.write_page", lambda *arguments: written.append(arguments))
@@ -212,6 +229,7 @@ def calibrated(**_: Any) -> Calibration:
     return Calibration(device, "fp32", ceilings, (Prediction("a norm", 3, 2e-4, 1e-4, "memory", 1.0),), ("a long one",))
 
 
+@pytest.mark.usefixtures("few_methods")
 def test_calibrate_prints_ceilings_and_errors_and_keeps_a_device(
     model: str, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
