@@ -20,8 +20,8 @@ from ..hf_models import MODELS, assert_same, small_decoder
 TOKENS = torch.tensor([[1, 7, 3, 9, 2, 11], [5, 5, 0, 8, 6, 4]])
 
 
-@pytest.mark.parametrize("tie", [True, False])
-@pytest.mark.parametrize("name", MODELS)
+# A matrix of its own behind the last norm is stored the same in every model.
+@pytest.mark.parametrize(("name", "tie"), [*((name, True) for name in MODELS), ("plain", False), ("tables", False)])
 def test_saved_and_loaded_it_gives_the_decoders_logits(name, tie, tmp_path):
     decoder = small_decoder(name, tie_embeddings=tie)
     to_hugging_face(decoder).save_pretrained(tmp_path)
