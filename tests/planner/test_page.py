@@ -93,8 +93,9 @@ def test_two_functions_of_one_name_are_found(export: ModuleType, monkeypatch: py
 
 def test_unpacked_models_are_those_of_the_planner() -> None:
     found = page_tables()
-    for depth, window in ((0, 64), (1, 128)):
-        for at, method in enumerate(methods(window)):
+    # All methods with the second choices; with the first ones every fourth, since no method packs its numbers in its own way.
+    for depth, window, every in ((0, 64, 4), (1, 128, 1)):
+        for at, method in list(enumerate(methods(window)))[::every]:
             shape = fitted(method, with_layers(model(), found["layers"][depth]))
             assert isinstance(shape, ModelShape)
             own = coefficients(shape)

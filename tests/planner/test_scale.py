@@ -117,8 +117,7 @@ def test_findings_follow_the_rows(data: dict[str, Any]) -> None:
 def test_figures_draw_every_case(width: int, data: dict[str, Any]) -> None:
     figures = scale_figures(data)
     assert {path.stem for path in PAGES.glob("scale-*.svg")} == {figure.name for figure in figures}, AGAIN
-    for figure in figures:
-        figure.draw(width).to_dict()
-    heat = figures[0].draw(width).to_dict()["layer"][0]["data"]["values"]
+    drawn = [figure.draw(width).to_dict() for figure in figures]
+    heat = drawn[0]["layer"][0]["data"]["values"]
     assert len(heat) == len([row for row in data["rows"] if row["method"] != "residual"])
     assert sum(cell["rim"] > 0 for cell in heat) == sum(row["training"]["overhead"] > LIMIT for row in treated(data["rows"]))
