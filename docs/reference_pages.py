@@ -48,7 +48,7 @@ def checks_page() -> str:
         "## What each mixer is held to\n",
         "*forms*: its variants in the row. *results*: one of each check on each form, but of a slow check on the first form "
         "alone. `twoaxis check AXIS KIND` requires all of them, and `make conformance NAME=KIND` those of one process. `make "
-        "test` requires those of one process on the first form, and on the others `empty_input` and every twelfth, and those "
+        "test` requires those of one process on the first form, and on the others `empty_input` and every 24th, and those "
         "of two ranks on the first form, `sharded_equals_whole` for D and S alone. A check that fails, or is skipped, fails "
         "the suite. *certified*: forms that equal public code besides, in outputs and gradients.\n",
     ]

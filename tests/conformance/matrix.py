@@ -17,8 +17,12 @@ ON_EVERY_FORM = (causality.empty_input,)
 """Checks that cost little and find what each form can have for itself: a view or an engine that takes no rows."""
 
 
+EVERY_SO_MANY = 24
+"""Of so many checks, all others run one: each runs on other forms of some mixers, and `values` compares every form."""
+
+
 def cases(table: Iterable[Row[Any]], checks: Sequence[Check]) -> list[Any]:
-    """Every check on the first example of each mixer, and on the others `ON_EVERY_FORM` and every twelfth one, in turn.
+    """Every check on the first example of each mixer, and on the others `ON_EVERY_FORM` and every 24th one, in turn.
 
     `tests/distributed` runs the checks that need two ranks, with one pair of processes.
     """
@@ -28,5 +32,9 @@ def cases(table: Iterable[Row[Any]], checks: Sequence[Check]) -> list[Any]:
         for index, example in enumerate(row.examples)
         for number, check in enumerate(checks)
         if check not in ON_TWO_RANKS
-        and (index == 0 or check in ON_EVERY_FORM or (not check.slow and (EVERY or (place + index + number) % 12 == 0)))
+        and (
+            index == 0
+            or check in ON_EVERY_FORM
+            or (not check.slow and (EVERY or (place + index + number) % EVERY_SO_MANY == 0))
+        )
     ]

@@ -82,13 +82,13 @@ def _parts(config: DepthConfig, dtype: torch.dtype = torch.float64) -> list[tupl
 def mixer_costs_are_exact(config: MixerConfig) -> None:
     """Parameters, products with weights, and products over exactly the visible pairs are as declared."""
     for width in sorted({D_MODEL, odd_width(config)}):
-        mixer = toy_mixer(config, d_model=width)
+        mixer, pair_flops = toy_mixer(config, d_model=width), _pair_flops(config, width)
         exactly("parameters", _count(mixer), toy_cost(config, Shape(1, 1, BYTES), d_model=width).params)
         for batch, tokens in ((1, 1), (2, TOKENS), (1, 40)):
             declared = toy_cost(config, Shape(batch, tokens, BYTES), d_model=width)
             products, pairs = _measured(mixer, toy_context(batch, tokens, width))
             exactly(f"matrix product flops of {batch} x {tokens} tokens", products - pairs, declared.matmul_flops)
-            expected = _pair_flops(config, width, Shape(batch, tokens, BYTES))
+            expected = pair_flops(Shape(batch, tokens, BYTES))
             exactly(f"pair flops of {batch} x {tokens} tokens", expected, declared.pair_flops)
 
 
@@ -98,18 +98,21 @@ def _measured(mixer: Any, context: Tensor, layout: TokenLayout | None = None, ca
         return product_flops(lambda: mixer(context, layout, cache))
 
 
-def _pair_flops(config: MixerConfig, width: int, shape: Shape) -> int:
+def _pair_flops(config: MixerConfig, width: int) -> Callable[[Shape], int]:
     """Measured FLOPs of one query and its own key, and of one more key, times those that the declared window leaves visible."""
-    inside = 0
-    if isinstance(config, PlacesConfig):
-        # They have their own windows; the checks of local mixers compare their declarations with measurements.
-        inside = config.local_cost(toy_site(width), shape).pair_flops
-        config = config.without_local()
-    window = config.pair_window if isinstance(config, SequenceConfig) else config.receptive_field
-    mixer = toy_mixer(config, d_model=width)
+    # Places have their own windows; the checks of local mixers compare their declarations with measurements.
+    own = config.without_local() if isinstance(config, PlacesConfig) else config
+    window = own.pair_window if isinstance(own, SequenceConfig) else own.receptive_field
+    mixer = toy_mixer(own, d_model=width)
     alone = _measured(mixer, toy_context(1, 1, width))[1]
-    earlier = int(visible(shape.tokens, shape.tokens, window).sum()) - shape.tokens
-    return shape.batch * (shape.tokens * alone + earlier * (_second(mixer, width) - alone)) + inside
+    second = _second(mixer, width) - alone
+
+    def expected(shape: Shape) -> int:
+        inside = config.local_cost(toy_site(width), shape).pair_flops if isinstance(config, PlacesConfig) else 0
+        earlier = int(visible(shape.tokens, shape.tokens, window).sum()) - shape.tokens
+        return shape.batch * (shape.tokens * alone + earlier * second) + inside
+
+    return expected
 
 
 def _second(mixer: Any, width: int) -> int:

@@ -123,7 +123,9 @@ def chunk_size_invariance(config: MixerConfig) -> None:
     total = 4 * w + 3
     context = toy_context(tokens=total)
     full, _ = mixer(context, toy_layout(context))
-    plans = [(prompt, chunk) for chunk in (1, w - 1, w, w + 1, 2 * w + 1) for prompt in (1, 2, w - 1, w, w + 1)]
+    plans = [(prompt, chunk) for chunk in (w - 1, w, w + 1, 2 * w + 1) for prompt in (1, 2, w - 1, w, w + 1)]
+    # Single tokens take the most steps, and pass all lengths of a cache.
+    plans += [(1, 1), (w + 1, 1)]
     for prompt, chunk in sorted({(max(1, a), max(1, b)) for a, b in plans}):
         with torch.no_grad():
             got = decode_mixer(mixer, context, [prompt, *[chunk] * total])
@@ -156,14 +158,14 @@ def chunked_gradients(config: MixerConfig) -> None:
     context = toy_context().requires_grad_()
     weights = noise(tuple(context.shape), "loss")
     full, _ = mixer(context, toy_layout(context))
+    # Zeros for a mixer of token ids alone.
+    kept: Any = {"retain_graph": True, "materialize_grads": True}
+    (b,) = torch.autograd.grad((full * weights).sum(), context, **kept)
+    expected = gradients(mixer, (decode_mixer(mixer, context, [TOKENS]) * weights).sum())
     for chunks in ([1] * TOKENS, RAGGED, (4, 5)):
         got = decode_mixer(mixer, context, chunks)
-        # Zeros for a mixer of token ids alone.
-        kept: Any = {"retain_graph": True, "materialize_grads": True}
         (a,) = torch.autograd.grad((got * weights).sum(), context, **kept)
-        (b,) = torch.autograd.grad((full * weights).sum(), context, **kept)
         close(f"gradient of the input in chunks {tuple(chunks)}", a, b, "same_gradients")
-        expected = gradients(mixer, (decode_mixer(mixer, context, [TOKENS]) * weights).sum())
         for name, gradient in gradients(mixer, (got * weights).sum()).items():
             close(f"gradient of {name} in chunks {tuple(chunks)}", gradient, expected[name], "same_gradients")
 
@@ -198,7 +200,7 @@ METERED = (1, 2, 5, 20, 300)
 @check
 def cache_size(config: MixerConfig) -> None:
     """The cache has the bytes that the meter finds after any number of tokens, and a cache with a window does not grow."""
-    mixer, full, field = toy_mixer(config), set[int](), config.receptive_field
+    mixer, full, field, one = toy_mixer(config), set[int](), config.receptive_field, toy_context(tokens=1)
     for first, steps in ((1, 20), (300, 20)):
         with torch.no_grad():
             _, cache = mixer(toy_context(tokens=first), toy_layout(toy_context(tokens=first)), mixer.new_cache())
@@ -209,7 +211,7 @@ def cache_size(config: MixerConfig) -> None:
                     exactly(f"cache bytes after {length} tokens", held, metered)
                 if field is not None and length >= field - 1:
                     full.add(held)
-                _, cache = mixer(toy_context(tokens=1), toy_layout(toy_context(tokens=1), start=length), cache)
+                _, cache = mixer(one, toy_layout(one, start=length), cache)
     if field is not None:
         exactly(f"sizes of the cache behind {field - 1} tokens or more", len(full), 1)
         sizes = list(_storage_sizes(mixer, 400))
@@ -251,10 +253,10 @@ def _metered_caches(model: Decoder, tokens: int) -> list[int]:
 
 
 def _storage_sizes(mixer: Any, tokens: int) -> Iterator[int]:
-    cache = mixer.new_cache()
+    cache, context = mixer.new_cache(), toy_context(tokens=1)
     with torch.no_grad():
         for position in range(tokens):
-            _, cache = mixer(toy_context(tokens=1), toy_layout(toy_context(tokens=1), start=position), cache)
+            _, cache = mixer(context, toy_layout(context, start=position), cache)
             yield storage_bytes(reachable_tensors(cache))
 
 

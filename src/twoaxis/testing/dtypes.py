@@ -22,7 +22,7 @@ WIDE = 64
 def dtype_is_kept(config: AxisConfig) -> None:
     """Logits, gradients, reads and updates have the dtype of the model, in bfloat16, float32 and float64."""
     for dtype in DTYPES:
-        model = toy_decoder(config, dtype=dtype)
+        model = toy_decoder(config, dtype=dtype, n_layers=2)
         run = trace(model, toy_tokens())
         exactly("dtype of the logits", run.logits.dtype, dtype)
         for index, (views, update) in enumerate(zip(run.views, run.updates, strict=True)):
@@ -36,7 +36,7 @@ def dtype_is_kept(config: AxisConfig) -> None:
 @check
 def runs_under_autocast(config: AxisConfig) -> None:
     """A float32 model trains under bfloat16 autocast, with finite gradients in float32."""
-    model = toy_decoder(config, dtype=torch.float32)
+    model = toy_decoder(config, dtype=torch.float32, n_layers=2)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         loss, _ = model.loss(toy_tokens(), toy_tokens(seed=1))
     loss.backward()
@@ -51,8 +51,8 @@ def depth_statistics_are_wide(config: DepthConfig) -> None:
     """Reads and writes in bfloat16, or under its autocast, compute statistics in float32 and round the result."""
     for autocast in (False, True):
         dtype = torch.float32 if autocast else torch.bfloat16
-        model = toy_decoder(config, dtype=dtype, d_model=WIDE)
-        exact = toy_decoder(config, dtype=dtype, d_model=WIDE).double()
+        model, exact = (toy_decoder(config, dtype=dtype, d_model=WIDE, n_layers=2) for _ in range(2))
+        exact = exact.double()
         where = "under autocast" if autocast else "in bfloat16"
         with torch.no_grad():
             run = trace(model, toy_tokens())

@@ -123,10 +123,11 @@ def _gradcheck(what: str, module: nn.Module, inputs: tuple[Any, ...]) -> None:
     parameters = dict(module.named_parameters())
 
     # Two vectors, since finite differences take two passes for every input.
-    def function(values: Tensor, weights: Tensor) -> tuple[Tensor, ...]:
+    # One vector comes back, since each output takes two backward passes.
+    def function(values: Tensor, weights: Tensor) -> Tensor:
         arguments = tree_unflatten(_split(values, leaves), structure)
         given = dict(zip(parameters, _split(weights, list(parameters.values())), strict=True))
-        return tuple(y for y in functional_call(module, given, arguments) if y.requires_grad)
+        return torch.cat([y.reshape(-1) for y in functional_call(module, given, arguments) if y.requires_grad])
 
     flat = [_joined(leaves), _joined(list(parameters.values()))]
     atol, rtol = bound("gradcheck_absolute"), bound("gradcheck_relative")

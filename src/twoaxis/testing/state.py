@@ -19,7 +19,7 @@ from twoaxis.testing.toy import ATTENTION, noise, toy_decoder, toy_tokens
 @check
 def state_is_immutable(config: DepthConfig) -> None:
     """No tensor of any state is written in place, in the forward or the backward pass, at any depth."""
-    for layers in (1, 2, 7):
+    for layers in (1, 7):
         keeps_its_states(toy_decoder(config, n_layers=layers, blocks=((ATTENTION,),)))
     keeps_its_states(toy_decoder(config))
 

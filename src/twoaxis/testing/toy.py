@@ -1,4 +1,4 @@
-"""Toy models: float64, width 8, three layers, with perturbed initial values, so that no zero hides a fault.
+"""Toy models: float64, width 8, three layers, or two around mixers of other axes, with perturbed initial values that hide no fault.
 
 Letters: B batch, T position, D width.
 """
@@ -52,6 +52,8 @@ def decoder_config(config: AxisConfig, **changes: Any) -> DecoderConfig:
     A local mixer is at every place: in all sublayers, and behind the embedding.
     """
     depth: DepthConfig = ResidualConfig()
+    # A layer between the first and the last one matters to what mixes along depth.
+    layers = N_LAYERS if isinstance(config, DepthConfig) else 2
     sequence: SequenceConfig = ATTENTION
     feed_forward: FeedForwardConfig = FEED_FORWARD
     if isinstance(config, DepthConfig):
@@ -65,7 +67,7 @@ def decoder_config(config: AxisConfig, **changes: Any) -> DecoderConfig:
         sequence, feed_forward = sequence.replace(**places), feed_forward.replace(**places)
         changes = {"embedding_local": config, **changes}
     # Small embeddings, so that the updates of mixers are not negligible.
-    sizes: dict[str, Any] = {"vocab_size": VOCAB, "d_model": D_MODEL, "n_layers": N_LAYERS, "max_seq_len": 4096}
+    sizes: dict[str, Any] = {"vocab_size": VOCAB, "d_model": D_MODEL, "n_layers": layers, "max_seq_len": 4096}
     sizes["embedding_std"] = 0.02
     return DecoderConfig(**{**sizes, "depth": depth, "blocks": ((sequence, feed_forward),), **changes})
 
@@ -156,8 +158,13 @@ def with_toy_ids(layout: TokenLayout, batch: int) -> TokenLayout:
 
     Ids below `LOWEST_ID` may be special, and do not occur.
     """
-    drawn = torch.randint(LOWEST_ID, VOCAB, (4096,), generator=torch.Generator().manual_seed(0))
+    drawn = _toy_ids()
     return layout.of(drawn[layout.positions % len(drawn)].expand(batch, -1))
+
+
+@lru_cache(maxsize=1)
+def _toy_ids() -> Int[Tensor, "positions"]:
+    return torch.randint(LOWEST_ID, VOCAB, (4096,), generator=torch.Generator().manual_seed(0))
 
 
 def toy_context(batch: int = 2, tokens: int = TOKENS, d_model: int = D_MODEL, name: str = "context") -> Float[Tensor, "B T D"]:
