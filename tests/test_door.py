@@ -20,7 +20,7 @@ from .fresh import run_fresh
 RECIPE: dict[str, Any] = {
     "model": {"d_model": 8, "n_layers": 1, "max_seq_len": 8},
     "data": {
-        "corpus": {"kind": "early_feature", "n_entries": 1, "n_queries": 1, "seed": 3},
+        "corpus": {"kind": "early_feature", "n_entries": 1, "n_queries": 1, "n_train": 200, "n_validation": 20},
         "tokenizer": "byte",
         "seq_len": 5,
         "packing": "joined",

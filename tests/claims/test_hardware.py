@@ -62,11 +62,15 @@ def test_hardware_says_each_verdict(
     assert found.links == (("benchmarks/results/doctored.md",) if swa else ())
 
 
-def test_the_numbers_of_the_repository_are_used() -> None:
+def test_the_numbers_of_the_repository_are_used(monkeypatch: Patch) -> None:
+    # The page of docs, which a test of its own computes anew, has all of them.
+    reads = {name: hardware.DEPTH_READS[name] for name in ("depth attention, K = 8", "depth attention, all states")}
+    monkeypatch.setattr(hardware, "SIZES", hardware.SIZES[-1:])
+    monkeypatch.setattr(hardware, "DEPTH_READS", reads)
     (claim,) = select([12])
     found = claim.find()
     assert found.table is not None
-    assert len(found.table.rows) == len(hardware.SIZES) * (1 + len(hardware.DEPTH_READS))
+    assert len(found.table.rows) == 1 + len(reads)
     # A read of all 16 earlier states of 32 blocks sends a key and a value of each through the middle boundary.
     row = next(row for row in found.table.rows if row[:2] == ("32 x 4096", "depth attention, all states"))
     assert row[3] == "+3,200.0 %"

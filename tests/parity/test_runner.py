@@ -1,16 +1,18 @@
 """The runner tells apart what agrees, what disagrees, what is malformed, and what no adapter claims."""
 
 import json
+import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from twoaxis.ops.kernels import SWITCH
+
+from ..fresh import run_fresh
 from .conftest import KEPT
 from .golden import Golden, MalformedFixture, Tolerance, fixture_paths
 
@@ -40,9 +42,13 @@ def test_any_folder_of_fixtures(tmp_path: Path) -> None:
     names = list(json.loads((KEPT / "swa-fla-layer.json").read_text())["tensors"])
     _change(_copy(second, "swa-fla-layer-different", tensors=names), "output/y")
     _copy(second, "swa-fla-layer-halved").with_suffix(".safetensors").unlink()
-    command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", str(Path(__file__).with_name("test_parity.py"))]
-    done = subprocess.run(
-        [*command, "--fixtures", str(first), "--fixtures", str(second)], cwd=ROOT, capture_output=True, text=True
+    options = ["-v", "-p", "no:cacheprovider", str(Path(__file__).with_name("test_parity.py"))]
+    # The session has a cache of its own, for which it would compile kernels that serve no tensor in float64.
+    done = run_fresh(
+        "import sys, pytest\nsys.exit(pytest.main(sys.argv[1:]))",
+        *(*options, "--fixtures", str(first), "--fixtures", str(second)),
+        cwd=ROOT,
+        env={**os.environ, SWITCH: "off"},
     )
     outcomes = dict(re.findall(r"test_parity\[([\w-]+)\] (PASSED|FAILED|UNCLAIMED)", done.stdout))
     assert outcomes == {

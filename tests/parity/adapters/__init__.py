@@ -5,6 +5,7 @@ import pkgutil
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 
 import pytest
 from torch import Tensor
@@ -49,6 +50,7 @@ def claimed_by(name: str) -> Run | None:
     return next((run for run in runners if run is not None), None)
 
 
+@cache
 def adapters() -> tuple[Adapter, ...]:
     """The adapter of every file beside this one."""
     names = sorted(module.name for module in pkgutil.iter_modules(__path__))
