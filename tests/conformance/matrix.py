@@ -17,8 +17,8 @@ ON_EVERY_FORM = (causality.empty_input,)
 """Checks that cost little and find what each form can have for itself: a view or an engine that takes no rows."""
 
 
-EVERY_SO_MANY = 24
-"""Of so many checks, all others run one: each runs on other forms of some mixers, and `values` compares every form."""
+TURNS = 24
+"""Of so many checks, each further example has one; what every form computes and starts at is tested in `values`."""
 
 
 def cases(table: Iterable[Row[Any]], checks: Sequence[Check]) -> list[Any]:
@@ -32,9 +32,5 @@ def cases(table: Iterable[Row[Any]], checks: Sequence[Check]) -> list[Any]:
         for index, example in enumerate(row.examples)
         for number, check in enumerate(checks)
         if check not in ON_TWO_RANKS
-        and (
-            index == 0
-            or check in ON_EVERY_FORM
-            or (not check.slow and (EVERY or (place + index + number) % EVERY_SO_MANY == 0))
-        )
+        and (index == 0 or check in ON_EVERY_FORM or (not check.slow and (EVERY or (place + index + number) % TURNS == 0)))
     ]

@@ -84,7 +84,7 @@ def constructed(config: Any) -> nn.Module:
     """What the configuration builds, with the values of its construction."""
     torch.manual_seed(3)
     if isinstance(config, DepthConfig):
-        return Decoder(decoder_config(config))
+        return Decoder(decoder_config(config, n_layers=2))
     return config.build(D_MODEL, toy_site()) if isinstance(config, LocalConfig) else config.build(toy_site())
 
 

@@ -1,4 +1,4 @@
-"""Toy models: float64, width 8, three layers, or two around mixers of other axes, with perturbed initial values that hide no fault.
+"""Toy models: float64, width 8, three layers, or two that mix nothing along depth; perturbed, so that no zero hides a fault.
 
 Letters: B batch, T position, D width.
 """
