@@ -27,7 +27,7 @@ N_HEADS = 4
 BLOCK = ((AttentionConfig(n_heads=N_HEADS, head_dim=12),),)
 """With one sublayer in each block, outputs of sublayers and of blocks are the same sources."""
 
-DEPTHS = (8, 16)
+DEPTHS = (16, 32)
 """Numbers of sublayers between which a state grows only if it holds all sources; no window of an example is as long."""
 
 THREE = (ATTENTION, FEED_FORWARD, FEED_FORWARD)
@@ -100,7 +100,7 @@ def measured_dependence(config: DepthConfig) -> Dependence:
 def declared_sharing_is_measured(config: DepthConfig) -> None:
     """Parameters exist once for the model, for each block that mixes, for each sublayer, or not at all, as declared."""
     with torch.device("meta"):
-        few, many = (Decoder(decoder_config(config, n_layers=n, blocks=(THREE,))) for n in (2, 4))
+        few, many = (Decoder(decoder_config(config, n_layers=n, blocks=(THREE,))) for n in (4, 8))
     owned = [[_count(sublayer.depth) > 0 for sublayer in block.sublayers] for block in few.blocks]  # type: ignore[union-attr]
     per_block = max(sum(block) for block in owned)
     if _mixing(few) == 0:
