@@ -100,7 +100,7 @@ def test_intervals_cover_the_truth_in_95_percent(n: int) -> None:
 @pytest.mark.parametrize("n", [2, 3, 5])
 def test_false_verdicts_under_the_null_stay_below_alpha(n: int) -> None:
     # The arms of a study share the control's runs, so their differences are correlated.
-    # Without a correction, 11 to 12 percent of 500 trials were false; the bound is 7.9 percent.
+    # Without a correction, 12 to 14 percent of these trials are false; the bound is 7.9 percent.
     generator, trials, false = np.random.default_rng(10 + n), 500, 0
     for losses in generator.normal(3.0, 0.02, (trials, 4, n)):
         found = compare({str(arm): (losses[arm] - losses[0]).tolist() for arm in (1, 2, 3)}, 0.05, 0.02)
