@@ -18,7 +18,7 @@ ON_EVERY_FORM = (causality.empty_input,)
 
 
 TURNS = 24
-"""Of so many checks, each further example has one; what every form computes and starts at is tested in `values`."""
+"""Of so many checks, each further example has one; values, gradients and start of every form are tested in `values`."""
 
 
 def cases(table: Iterable[Row[Any]], checks: Sequence[Check]) -> list[Any]:

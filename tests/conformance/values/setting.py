@@ -3,7 +3,7 @@
 Letters: B batch, T position, D width, H heads, G kv-heads, K key width. Each kv-head has two query heads.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -153,7 +153,6 @@ class Ours(nn.Module):
         initialise(self, 0)
         perturb(self.double())
 
-    @torch.no_grad()
     def run(self, embeddings: Tensor) -> tuple[list[tuple[Tensor, ...]], Tensor]:
         """Returns what every sublayer reads, and what is left."""
         ends: Any = self.ends
@@ -179,4 +178,21 @@ class Ours(nn.Module):
 
 def embeddings() -> Tensor:
     """What enters, the same for every case."""
-    return noise((B, T, D), "embeddings")
+    return noise((B, T, D), "embeddings").requires_grad_()
+
+
+def same(got: Sequence[Tensor], expected: Sequence[Tensor], leaves: Sequence[Tensor]) -> None:
+    """Compares results, and the gradients of one sum of them; an argument that no result depends on has none in either."""
+    for index, (one, other) in enumerate(zip(got, expected, strict=True)):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-10, msg=lambda text, n=index: f"result {n}: {text}")
+    weights = [noise(tuple(one.shape), f"result {index}") for index, one in enumerate(got)]
+    found, wanted = (
+        torch.autograd.grad(
+            sum((one * weight).sum() for one, weight in zip(results, weights, strict=True)),  # type: ignore[arg-type]
+            leaves,
+            materialize_grads=True,
+        )
+        for results in (got, expected)
+    )
+    for index, (one, other) in enumerate(zip(found, wanted, strict=True)):
+        torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-9, msg=lambda text, n=index: f"gradient {n}: {text}")

@@ -1,18 +1,17 @@
-"""Every depth mixer is its equation, at every option: what each sublayer reads, and what is left."""
+"""Every depth mixer is its equation, at every option: what each sublayer reads, what is left, and their gradients."""
 
 import itertools
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
 from torch import Tensor
 
 from twoaxis.depth import DEPTH, DepthConfig, VerticalAttentionConfig
 
 from . import depth_heads, depth_routes, depth_streams, depth_sums, depth_tables
 from .cases import cases_of, rows_of
-from .setting import LENGTHS, Ours, Setting, embeddings, stack_of
+from .setting import LENGTHS, Ours, Setting, embeddings, same, stack_of
 
 Equation = Callable[[Setting], Tensor]
 
@@ -31,20 +30,14 @@ CASES = [pytest.param(case.config, id=case.name) for row in rows_of(DEPTH) for c
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
 @pytest.mark.parametrize("config", CASES)
 def test_is_its_equation(config: DepthConfig, lengths: tuple[int, ...]) -> None:
-    stack = stack_of(config, lengths)
+    stack, x = stack_of(config, lengths), embeddings()
     ours = Ours(config, stack)
-    views, left = ours.run(embeddings())
-    setting = Setting(config, stack, dict(ours.state_dict()), embeddings())
+    views, left = ours.run(x)
+    setting = Setting(config, stack, ours.state_dict(keep_vars=True), x)
     expected = equation_of(config.kind)(setting)
     assert [len(read) for read in views] == [len(read) for read in setting.views]
-    for index, (got, want) in enumerate(zip(views, setting.views, strict=True)):
-        for view, other in zip(got, want, strict=True):
-            same(view, other, f"what sublayer {index} reads")
-    same(left, expected, "what is left")
-
-
-def same(got: Tensor, expected: Tensor, what: str) -> None:
-    torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-10, msg=lambda text: f"{what}: {text}")
+    read, wanted = ([view for each in found for view in each] for found in (views, setting.views))
+    same([*read, left], [*wanted, expected], [x, *ours.parameters()])
 
 
 NORMS: list[Any] = [

@@ -1,9 +1,8 @@
-"""Every sequence mixer, local mixer and feed-forward is its equation, at every option."""
+"""Every sequence mixer, local mixer and feed-forward is its equation, at every option, with its gradients."""
 
 from typing import Any
 
 import pytest
-import torch
 
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.measure import noise, perturb
@@ -15,7 +14,7 @@ from twoaxis.sequence import SEQUENCE
 
 from . import sequence
 from .cases import cases_of, rows_of
-from .setting import IDS, VOCAB, B, D, T
+from .setting import IDS, VOCAB, B, D, T, same
 
 EPS = 1e-3
 LAYOUT = TokenLayout.contiguous(T).of(IDS)
@@ -42,16 +41,15 @@ CASES = [
 
 
 @pytest.mark.parametrize("config", CASES)
-@torch.no_grad()
 def test_is_its_equation(config: Any) -> None:
     equation = getattr(sequence, config.kind, None)
     assert equation is not None, (
         f"{config.kind!r} has no equation in tests/conformance/values; write it as a function of this name"
     )
-    mixer, x = built(config), noise((B, T, D), "context")
+    mixer, x = built(config), noise((B, T, D), "context").requires_grad_()
     got, _ = mixer(x, LAYOUT)
     given = () if config.kind in LOCAL else (EPS,)
-    torch.testing.assert_close(got, equation(config, dict(mixer.state_dict()), x, *given), rtol=1e-9, atol=1e-10)
+    same([got], [equation(config, mixer.state_dict(keep_vars=True), x, *given)], [x, *mixer.parameters()])
 
 
 @pytest.mark.parametrize("depth", ["equal", "rising"])
