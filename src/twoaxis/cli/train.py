@@ -1,7 +1,7 @@
 """`twoaxis train RECIPE`: one training run in a folder of its own."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -54,7 +54,6 @@ def train(
     Example: twoaxis train examples/tiny.toml model.depth=deep_delta steps=50 --run runs/delta
     """
     from twoaxis.core.config import parse_value
-    from twoaxis.display.numbers import decimal, plain
     from twoaxis.train import console_progress, read_recipe
     from twoaxis.train import train as run_training
     from twoaxis.train.trained import default_folder, new_weights
@@ -64,10 +63,17 @@ def train(
     if (said := new_weights(recipe, folder)) and is_first_process():
         say(said)
     result = run_training(config, folder, console_progress(), trackers=[parse_value(one) for one in track or []])
-    data = result.to_data()
-    if is_first_process() and as_json:
-        print_json({"run": name_of(folder), **data})
-    elif is_first_process():
-        rows = [(key, plain(value, decimal)) for key, value in data.items() if value is not None]
-        print_table(name_of(folder), ("result", "value"), rows)
+    if is_first_process():
+        _print(name_of(folder), result.to_data(), as_json)
     return 1 if result.status == "diverged" else 130 if result.status == "interrupted" else 0
+
+
+def _print(run: str, result: dict[str, Any], as_json: bool) -> None:
+    from twoaxis.display.numbers import decimal, plain
+
+    if as_json:
+        print_json({"run": run, **result})
+    else:
+        print_table(
+            run, ("result", "value"), [(key, plain(value, decimal)) for key, value in result.items() if value is not None]
+        )

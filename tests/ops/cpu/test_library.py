@@ -222,8 +222,11 @@ def test_cc_may_have_arguments(
         assert all(call.startswith("-m64 -DTWO=1 2 ") for call in calls)
 
 
-BUILD = """import sys
+BUILD = """import signal
+import sys
 from twoaxis.ops.cpu import library
+# A shell lets what it starts behind `&` ignore interrupts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 library._built(sys.argv[1:])
 """
 
