@@ -159,8 +159,10 @@ def _kept_in_blocks(model: Decoder) -> Iterator[int]:
 
 def _stacks(config: DepthConfig) -> Iterator[tuple[str, Decoder, StackTrace]]:
     """Yields (where, model, trace of the meter) for every tested stack."""
-    single: dict[str, Any] = {"n_layers": 4, "blocks": ((ATTENTION,),)}
-    stacks = ((" of odd width", {"d_model": odd_width(config)}), (" of 4 single sublayers", single))
+    stacks: tuple[tuple[str, dict[str, Any]], ...] = (
+        (" of odd width", {"d_model": odd_width(config)}),
+        (" of 4 single sublayers", {"n_layers": 4, "blocks": ((ATTENTION,),)}),
+    )
     for (name, changes), dtype in zip(stacks, STATE_DTYPES, strict=True):
         model = toy_decoder(config, dtype=dtype, **changes)
         batch, tokens = toy_tokens().shape
