@@ -21,7 +21,7 @@ from twoaxis.cli.evaluate import evaluate
 from twoaxis.cli.export import export, import_
 from twoaxis.cli.generate import generate
 from twoaxis.cli.list import list_mixers
-from twoaxis.cli.output import is_first_process
+from twoaxis.cli.output import is_first_process, say
 from twoaxis.cli.plan import plan
 from twoaxis.cli.report import report
 from twoaxis.cli.retrofit import retrofit
@@ -137,7 +137,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _interrupted() -> int:
-    print("twoaxis: interrupted", file=sys.stderr)
+    say("interrupted")
     return INTERRUPTED
 
 
@@ -188,11 +188,11 @@ def _fail(error: Exception, message: str, debug: bool) -> int:
         raise error
     line = " ".join(message.split())
     if is_first_process():
-        print(f"twoaxis: {line}", file=sys.stderr)
+        say(line)
     elif not getattr(error, "on_all_ranks", False):
         # Where the first process has met the same, the launcher ends this one meanwhile.
         time.sleep(1.0)
-        print(f"twoaxis: rank {os.environ['RANK']}: {line}", file=sys.stderr)
+        say(f"rank {os.environ['RANK']}: {line}")
     return BAD_INPUT
 
 

@@ -181,18 +181,12 @@ def embeddings() -> Tensor:
     return noise((B, T, D), "embeddings").requires_grad_()
 
 
-def same(got: Sequence[Tensor], expected: Sequence[Tensor], leaves: Sequence[Tensor]) -> None:
-    """Compares results, and the gradients of one sum of them; an argument that no result depends on has none in either."""
-    for index, (one, other) in enumerate(zip(got, expected, strict=True)):
-        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-10, msg=lambda text, n=index: f"result {n}: {text}")
+def same(got: Sequence[Tensor], expected: Sequence[Tensor], leaves: Mapping[str, Tensor]) -> None:
+    """Compares results, and the gradients of a sum of all their numbers; what no result depends on has none in either."""
     weights = [noise(tuple(one.shape), f"result {index}") for index, one in enumerate(got)]
     found, wanted = (
-        torch.autograd.grad(
-            sum((one * weight).sum() for one, weight in zip(results, weights, strict=True)),  # type: ignore[arg-type]
-            leaves,
-            materialize_grads=True,
-        )
-        for results in (got, expected)
+        torch.autograd.grad(results, list(leaves.values()), weights, materialize_grads=True) for results in (got, expected)
     )
-    for index, (one, other) in enumerate(zip(found, wanted, strict=True)):
-        torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-9, msg=lambda text, n=index: f"gradient {n}: {text}")
+    names = [*(f"result {index}" for index in range(len(got))), *(f"gradient of {name}" for name in leaves)]
+    for name, one, other in zip(names, (*got, *found), (*expected, *wanted), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-10, msg=lambda text, name=name: f"{name}: {text}")

@@ -37,7 +37,7 @@ def test_is_its_equation(config: DepthConfig, lengths: tuple[int, ...]) -> None:
     expected = equation_of(config.kind)(setting)
     assert [len(read) for read in views] == [len(read) for read in setting.views]
     read, wanted = ([view for each in found for view in each] for found in (views, setting.views))
-    same([*read, left], [*wanted, expected], [x, *ours.parameters()])
+    same([*read, left], [*wanted, expected], {"embeddings": x, **dict(ours.named_parameters())})
 
 
 NORMS: list[Any] = [

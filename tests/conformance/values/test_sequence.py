@@ -49,7 +49,8 @@ def test_is_its_equation(config: Any) -> None:
     mixer, x = built(config), noise((B, T, D), "context").requires_grad_()
     got, _ = mixer(x, LAYOUT)
     given = () if config.kind in LOCAL else (EPS,)
-    same([got], [equation(config, mixer.state_dict(keep_vars=True), x, *given)], [x, *mixer.parameters()])
+    expected = equation(config, mixer.state_dict(keep_vars=True), x, *given)
+    same([got], [expected], {"context": x, **dict(mixer.named_parameters())})
 
 
 @pytest.mark.parametrize("depth", ["equal", "rising"])
