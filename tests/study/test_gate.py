@@ -24,7 +24,9 @@ RECIPE = TrainConfig(model={"d_model": 16, "n_layers": 1})
 
 
 def judged(one: SeedBaselines, losses: dict[int, float], accuracies: dict[int, float] | None = None, planned: int = 2) -> Any:
-    return judge(Baselines(by_seed=dict.fromkeys(losses, one)), losses, accuracies or {}, planned, {}, RECIPE)
+    return judge(
+        Baselines(by_seed=dict.fromkeys(losses, one)), {"control": losses}, "control", accuracies or {}, planned, {}, RECIPE
+    )
 
 
 def test_a_control_below_the_bigram_passes() -> None:
@@ -62,9 +64,11 @@ def test_answers_have_their_own_gate() -> None:
 
 
 def test_an_unknown_gate_says_why() -> None:
-    gate = judge(Baselines(missing="no such corpus"), {0: 3.0}, {}, 1, {}, RECIPE)
+    gate = judge(Baselines(missing="no such corpus"), {"control": {0: 3.0}}, "control", {}, 1, {}, RECIPE)
     assert gate.passed is None and gate.sentence == "Gate not decided: no such corpus."
-    assert judge(Baselines(), {}, {}, 1, {}, RECIPE).sentence == "Gate not decided: no run of the control has finished."
+    assert (
+        judge(Baselines(), {}, "control", {}, 1, {}, RECIPE).sentence == "Gate not decided: no run of the control has finished."
+    )
     assert "So far 1 of 3 replicates." in judged(TEXT, {0: 3.0}, planned=3).sentence
 
 
@@ -155,6 +159,18 @@ def test_an_arm_that_fell_behind_the_control_it_began_as_is_not_trained(trainer:
     assert report.gate.reasons[0].startswith("scalars equals the control at step 0 and ends worse in all 3 replicates, by 0.1")
     assert report.gate.change.startswith("Change the learning rate")
     assert report.contrasts[0].no_verdict == "scalars: not trained"
+
+
+def test_an_arm_that_fails_the_gate_of_the_control_has_no_verdict(trainer: FakeTrainer) -> None:
+    """A loss far above the control's says how an arm was trained, not what it can do, when a table of counts is better."""
+    trainer.spread(delta=+0.01, scalars=-0.1)
+    trainer.bigram = max(loss for run, loss in trainer.losses.items() if run.startswith("plain/")) + 0.05
+    trainer.losses["delta/1"] = trainer.bigram
+    report = trainer.analyse()
+    assert report.gate is not None and report.gate.passed and report.gate.not_trained == ("delta",)
+    assert report.arms["delta"].no_verdict == "not trained"
+    assert report.gate.reasons[0].startswith("delta does not beat the control's bigram in 1 of 3 replicates and ends at ")
+    assert report.arms["scalars"].verdict == "better"
 
 
 def test_an_arm_that_is_better_once_was_trained(trainer: FakeTrainer) -> None:

@@ -355,7 +355,8 @@ class GateData(Config):
         in_context: loss of guessing among the possible answers in the sample.
         control_accuracy: of the control on the answers.
         counted: counted targets of one replicate.
-        not_trained: arms that equal the control at step 0, take as many steps, and end worse in every replicate.
+        not_trained: arms that do not beat the bigram in every replicate, or that equal the control at step 0, take as many
+            steps, and end worse in every replicate.
     """
 
     passed: bool | None

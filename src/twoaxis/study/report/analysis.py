@@ -15,7 +15,7 @@ from twoaxis.study.planning.equal_cost import vocab_size
 from twoaxis.study.planning.study_plan import PlannedArm, StudyPlan
 from twoaxis.study.report import verdicts
 from twoaxis.study.report.answer import answer, findings
-from twoaxis.study.report.validity import Pair, equals_at_start, judge, obstacle, untrained_arms, verify_pairs
+from twoaxis.study.report.validity import COMPARED, Pair, equals_at_start, judge, obstacle, untrained_arms, verify_pairs
 from twoaxis.study.report_data import (
     DONE,
     UNITS,
@@ -138,7 +138,8 @@ def _gate(
         if result is not None and result.validation_accuracy is not None
     }
     untrained = untrained_arms(losses, control.name, seeds, equal)
-    return judge(baselines, losses[control.name], accuracies, len(seeds), untrained, recipe)
+    compared = {arm.name: losses[arm.name] for arm in plan.of_role(*COMPARED)}
+    return judge(baselines, compared, control.name, accuracies, len(seeds), untrained, recipe)
 
 
 def _no_verdict(plan: StudyPlan, arm: PlannedArm, records: Records, pairs: list[Pair]) -> str:

@@ -27,50 +27,59 @@ UNTRAINED_CONTROL = "the control was not trained"
 
 UNKNOWN_GATE = "whether the control was trained is not known"
 
+COMPARED = ("control", "treatment", "companion")
+"""Roles of the arms that the gate judges."""
+
 NOT_TRAINED = "not trained"
 """Reason for no verdict on a single arm."""
 
 
 def judge(
     baselines: Baselines,
-    losses: Mapping[int, float],
+    losses: Mapping[str, Mapping[int, float]],
+    control: str,
     accuracies: Mapping[int, float],
     planned: int,
     untrained: Mapping[str, Sequence[float]],
     recipe: TrainConfig,
 ) -> GateData:
-    """Compares the control with the baselines in every replicate.
+    """Compares the control, and on text every arm, with the baselines in every replicate.
 
     Args:
-        baselines: by seed.
-        losses: of the control's finished runs by seed.
-        accuracies: of the same runs on the answers, for a synthetic task.
+        baselines: by seed, fitted to the control's tokens.
+        losses: of the finished runs of all compared arms, by arm and seed.
+        control: its name.
+        accuracies: of its runs on the answers, for a synthetic task.
         planned: number of replicates.
         untrained: see `untrained_arms`.
         recipe: of the control, for advice.
     """
-    found = {seed: baselines.by_seed[seed] for seed in losses if seed in baselines.by_seed}
-    arms = tuple(_arm_reason(name, differences) for name, differences in untrained.items())
-    data = GateData(passed=None, sentence="", reasons=arms, not_trained=tuple(untrained))
+    own = losses.get(control, {})
+    found = {seed: baselines.by_seed[seed] for seed in own if seed in baselines.by_seed}
+    arms = {name: _behind(name, differences) for name, differences in untrained.items()}
+    data = GateData(passed=None, sentence="", reasons=tuple(arms.values()), not_trained=tuple(arms))
     if not found:
-        why = baselines.missing or ("no run of the control has finished" if not losses else "no baselines were measured")
+        why = baselines.missing or ("no run of the control has finished" if not own else "no baselines were measured")
         return data.replace(sentence=f"Gate not decided: {why}.", change=_change(recipe) if arms else "")
     means = {
         key: statistics.fmean(values)
         for key in SeedBaselines.model_fields
         if (values := [v for one in found.values() if (v := getattr(one, key)) is not None]) and len(values) == len(found)
     }
-    counted, control = round(means.pop("counted")), statistics.fmean(losses[seed] for seed in found)
-    data = data.replace(**means, counted=counted, control=control)
+    counted, mean = round(means.pop("counted")), statistics.fmean(own[seed] for seed in found)
+    data = data.replace(**means, counted=counted, control=mean)
     if accuracies and set(found) <= set(accuracies):
         data = data.replace(control_accuracy=statistics.fmean(accuracies[seed] for seed in found))
-    failed = [seed for seed, one in found.items() if not _beats(one, losses[seed], accuracies.get(seed))]
+    failed = [seed for seed, one in found.items() if not _beats(one, own[seed], accuracies.get(seed))]
     reasons = (_control_reason(data, failed, len(found)),) if failed else ()
+    if not failed:
+        arms = _below_bigram({name: losses[name] for name in losses if name != control}, found) | arms
     return data.replace(
         passed=not failed,
         sentence=_sentence(data, failed, len(found), planned),
-        reasons=(*reasons, *arms),
+        reasons=(*reasons, *arms.values()),
         change=_change(recipe) if failed or arms else "",
+        not_trained=tuple(arms),
     )
 
 
@@ -111,7 +120,19 @@ def _control_reason(data: GateData, failed: Sequence[int], n: int) -> str:
     return f"the control does not beat {what} in {len(failed)} of {words.replicates(n)}"
 
 
-def _arm_reason(name: str, differences: Sequence[float]) -> str:
+def _below_bigram(losses: Mapping[str, Mapping[int, float]], baselines: Mapping[int, SeedBaselines]) -> dict[str, str]:
+    """The arms that do not beat the control's bigram in every replicate, each with the reason; none for a synthetic task."""
+    found = {}
+    for name, by_seed in losses.items():
+        bigrams = {seed: one.bigram for seed in by_seed if (one := baselines.get(seed)) and one.bigram is not None}
+        if failed := [seed for seed, bigram in bigrams.items() if by_seed[seed] >= bigram]:
+            some = f"{len(failed)} of {words.replicates(len(bigrams))}"
+            mean = statistics.fmean(by_seed[seed] for seed in bigrams)
+            found[name] = f"{name} does not beat the control's bigram in {some} and ends at {mean:.2f} nats: not trained"
+    return found
+
+
+def _behind(name: str, differences: Sequence[float]) -> str:
     n = len(differences)
     return (
         f"{name} equals the control at step 0 and ends worse in all {words.replicates(n)}, by "
@@ -236,7 +257,8 @@ def _gate(report: ReportData, recipes: Mapping[int, TrainConfig], baselines: Bas
     untrained = untrained_arms(losses, report.control, seeds, equal)
     accuracies = {int(seed): accuracy for seed, accuracy in control.accuracies.items()}
     first = recipes[min(recipes)] if recipes else TrainConfig.from_record(report.runs[0].recipe)
-    return judge(baselines, losses[report.control], accuracies, control.replicates_planned, untrained, first)
+    compared = {name: own for name, own in losses.items() if report.arms[name].role in COMPARED}
+    return judge(baselines, compared, report.control, accuracies, control.replicates_planned, untrained, first)
 
 
 def _equal(models: Mapping[str, Mapping[str, Any]], arm: str, control: str) -> bool:
