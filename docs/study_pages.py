@@ -160,8 +160,7 @@ def _figure(name: str, figure: Figure) -> str:
 def _gate(data: ReportData) -> list[str]:
     if data.gate is None:
         return ["This report has no validity gate, so its verdicts are not to be relied on.\n"]
-    lines = [f"{escaped(data.gate.sentence)}\n", *(f"{escaped(reason)}.\n" for reason in data.gate.reasons)]
-    return lines + ([f"{escaped(data.gate.change)}\n"] if data.gate.change else [])
+    return [f"{escaped(data.gate.sentence)}\n", *(f"{escaped(reason)}.\n" for reason in data.gate.reasons)]
 
 
 def _learning_rates(data: ReportData) -> list[str]:

@@ -27,7 +27,7 @@ from twoaxis.study.figures.labels import Frame, place_labels, spread
 from twoaxis.study.page import render_page
 from twoaxis.study.report import write_report_files
 from twoaxis.study.report.text_tables import csv_tables, tuning_table
-from twoaxis.study.report_data import GateData, PairingData, ReportData, SpeedupData, TuningData
+from twoaxis.study.report_data import GateData, PairingData, ReportData, SpeedupData, TuningData, read_report
 
 from .report_example import DIVERGED, example, example_figures
 
@@ -302,6 +302,20 @@ def test_all_files_are_written(tmp_path: Path) -> None:
             assert min(int.from_bytes(content[at : at + 4], "big") for at in (16, 20)) > 200
     written = {path for path in tmp_path.rglob("*") if path.is_file()}
     assert written == set(files)
+
+
+def test_arms_that_were_not_trained_set_no_scale() -> None:
+    """One of them ends 2.3 nats above all others, whose differences would shrink to dots beside it."""
+    report = read_report(Path(__file__).parents[2] / "studies" / "results" / "depthbench")
+    assert report.gate is not None and report.gate.not_trained == ("sandwich", "deepnorm")
+    drawn = {figure.name: figure for figure in study_figures(report)}
+    costs = drawn.pop("costs")
+    assert "deepnorm" in costs.alternative and "Not drawn" not in costs.caption
+    for figure in drawn.values():
+        assert figure.caption.endswith("Not drawn, since not trained: sandwich, deepnorm.")
+        assert "deepnorm" not in figure.alternative and "deepnorm" in figure.csv + drawn["differences"].csv
+    seconds = list(ElementTree.fromstring(drawn["charged"].svg()).itertext())
+    assert "no verdict" in seconds and not any("outside the budgets" in text for text in seconds), "a reason leaves its panel"
 
 
 def test_a_report_before_any_run_has_finished() -> None:

@@ -35,10 +35,27 @@ NAMES = (*_MAKERS, audit_name("*"))
 def study_figures(data: ReportData) -> list[Figure]:
     """The figures for which there are results, in the order of the page."""
     data = readable(data)
+    trained, left_out = _trained(data)
+    # The same colours in all figures.
+    data = data.replace(arms=trained.arms | data.arms)
     # Six decimals, so that pages stay small; the files beside a report have all digits.
     tables = {name: re.sub(r"(\.\d{6})\d+", r"\1", text) for name, text in csv_tables(data).items()}
-    drawn = [(figure, table) for make, table in _MAKERS.values() if (figure := make(data)) is not None]
+    drawn: list[tuple[Figure, str]] = []
+    for make, table in _MAKERS.values():
+        # What an arm costs is known however it was trained.
+        if (figure := make(data if make is costs else trained)) is not None:
+            drawn.append((figure if make is costs else replace(figure, caption=figure.caption + left_out), table))
     first = {table: figure for figure, table in reversed(drawn)}
     # A table that two figures share is in the page once.
     made = [replace(one, csv=tables[of] if first[of] is one else f"#figure-{first[of].name}") for one, of in drawn]
     return [*made, *audits(data)]
+
+
+def _trained(data: ReportData) -> tuple[ReportData, str]:
+    """The report without the arms that were not trained, whose losses would set every scale, and a sentence that names them."""
+    untrained = data.gate.not_trained if data.gate is not None else ()
+    if not untrained:
+        return data, ""
+    arms = {name: arm for name, arm in data.arms.items() if name not in untrained}
+    contrasts = tuple(one for one in data.contrasts if not {one.arm, one.against} & set(untrained))
+    return data.replace(arms=arms, contrasts=contrasts), f" Not drawn, since not trained: {', '.join(untrained)}."

@@ -127,7 +127,7 @@ def _rows(data: ReportData, charge: Charge) -> list[Interval]:
 
 def _interval(label: str, color: str, comparison: ComparisonData | None, why: str) -> Interval:
     if comparison is None:
-        return Interval(label, color, text=f"no verdict: {why}", description=f"{label}: no verdict, {why}")
+        return Interval(label, color, text=why, verdict="no verdict", description=f"{label}: no verdict, {why}")
     own = comparison.ci95
     mean = (comparison.mean_difference, comparison.mean_difference)
     # Old reports have only the uncorrected interval.

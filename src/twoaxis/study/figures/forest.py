@@ -12,6 +12,10 @@ ROW = 21
 """Pixels from row to row."""
 
 
+VERDICT = 64
+"""Pixels of the longest verdict."""
+
+
 class Interval(NamedTuple):
     """One row.
 
@@ -138,13 +142,13 @@ def _intervals(rows: Sequence[Interval], scale: Scale, x: Any, y: Any) -> Iterat
 def _words(rows: Sequence[Interval], inner: int, texts: int, y: Any) -> Iterator[Any]:
     """Words at the right where there is room, else in rows without a result."""
     if not texts:
-        missing = values([row._asdict() | {"missing": row.text or row.verdict} for row in rows if not _is_known(row)])
+        missing = values([row._asdict() | {"missing": row.verdict or row.text} for row in rows if not _is_known(row)])
         text = missing.mark_text(fontSize=10.5, color=MUTED, fontStyle="italic")
         yield text.encode(x=alt.XValue(inner / 2), y=y, text=alt.Text("missing:N"))
         return
     for field, align, at in (("text", "left", inner + 12), ("verdict", "right", inner + texts)):
         drawn = values([row._asdict() for row in rows if getattr(row, field)]).mark_text(
-            align=align, fontSize=11, color=INK, limit=texts - 12
+            align=align, fontSize=11, color=INK, limit=texts - 12 - (VERDICT if field == "text" else 0)
         )
         yield drawn.encode(x=alt.XValue(at), y=y, text=alt.Text(f"{field}:N"))
 
