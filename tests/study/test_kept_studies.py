@@ -48,8 +48,10 @@ def test_a_kept_page_is_short_and_draws_the_intervals_of_the_verdicts(path: Path
     asked |= {name: found.comparison for name, arm in report.arms.items() if (found := arm.charged.get(report.charge))}
     ended = [one for one in asked.values() if one and one.verdict in ("better", "worse") and 0.0 in (one.simultaneous or ())]
     assert ("A bar that ends at zero excludes it" in head) == bool(ended)
+    untrained = report.gate.not_trained if report.gate else ()
+    assert all(f"{name} does not beat the control's bigram" in head.replace("&#39;", "'") for name in untrained)
     for label, one in asked.items():
-        if one is not None:
+        if one is not None and label not in untrained:
             assert one.simultaneous and one.ci95
             text = f"{label}: {words.signed(one.mean_difference)}, {words.interval(*one.simultaneous)}, own 95 % interval "
             assert head.count(f'aria-label="{text}{words.interval(*one.ci95)}, ') == 2, "a bar at two widths"
