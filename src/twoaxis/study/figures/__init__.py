@@ -43,8 +43,9 @@ def study_figures(data: ReportData) -> list[Figure]:
     drawn: list[tuple[Figure, str]] = []
     for make, table in _MAKERS.values():
         # What an arm costs is known however it was trained.
-        if (figure := make(data if make is costs else trained)) is not None:
-            drawn.append((figure if make is costs else replace(figure, caption=figure.caption + left_out), table))
+        shown, more = (data, "") if make is costs else (trained, left_out)
+        if (figure := make(shown)) is not None:
+            drawn.append((replace(figure, caption=figure.caption + more), table))
     first = {table: figure for figure, table in reversed(drawn)}
     # A table that two figures share is in the page once.
     made = [replace(one, csv=tables[of] if first[of] is one else f"#figure-{first[of].name}") for one, of in drawn]

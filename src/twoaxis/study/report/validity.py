@@ -73,7 +73,7 @@ def judge(
     failed = [seed for seed, one in found.items() if not _beats(one, own[seed], accuracies.get(seed))]
     reasons = (_control_reason(data, failed, len(found)),) if failed else ()
     if not failed:
-        arms = _below_bigram({name: losses[name] for name in losses if name != control}, found) | arms
+        arms = _beaten_by_bigram({name: losses[name] for name in losses if name != control}, found) | arms
     return data.replace(
         passed=not failed,
         sentence=_sentence(data, failed, len(found), planned),
@@ -120,12 +120,12 @@ def _control_reason(data: GateData, failed: Sequence[int], n: int) -> str:
     return f"the control does not beat {what} in {len(failed)} of {words.replicates(n)}"
 
 
-def _below_bigram(losses: Mapping[str, Mapping[int, float]], baselines: Mapping[int, SeedBaselines]) -> dict[str, str]:
+def _beaten_by_bigram(losses: Mapping[str, Mapping[int, float]], baselines: Mapping[int, SeedBaselines]) -> dict[str, str]:
     """The arms that do not beat the control's bigram in every replicate, each with the reason; none for a synthetic task."""
     found = {}
     for name, by_seed in losses.items():
-        bigrams = {seed: one.bigram for seed in by_seed if (one := baselines.get(seed)) and one.bigram is not None}
-        if failed := [seed for seed, bigram in bigrams.items() if by_seed[seed] >= bigram]:
+        bigrams = {seed: one for seed in by_seed if (one := baselines.get(seed)) and one.bigram is not None}
+        if failed := [seed for seed, one in bigrams.items() if not _beats(one, by_seed[seed], None)]:
             some = f"{len(failed)} of {words.replicates(len(bigrams))}"
             mean = statistics.fmean(by_seed[seed] for seed in bigrams)
             found[name] = f"{name} does not beat the control's bigram in {some} and ends at {mean:.2f} nats: not trained"
