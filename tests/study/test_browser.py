@@ -185,6 +185,32 @@ def test_the_answer_fits_a_screen_and_a_link_opens_what_is_folded(see: Any, repo
     folded.wait_for()
 
 
+KEPT = sorted((Path(__file__).parents[2] / "studies" / "results").glob("*/report.html"))
+
+
+@pytest.mark.parametrize("kept", KEPT, ids=lambda kept: kept.parent.name)
+def test_a_kept_report_takes_four_screens_before_its_appendix(browser: Any, kept: Path) -> None:
+    with looking(Seen, browser, kept) as see:
+        for width, height in ((1400, 900), (390, 844)):
+            page = see(width).page
+            top = page.evaluate("document.getElementById('appendix').getBoundingClientRect().top + scrollY")
+            assert top <= 4 * height, f"{top / height:.2f} screens at {width} pixels"
+
+
+def test_on_a_phone_a_caption_opens_and_elsewhere_it_is_whole(see: Any) -> None:
+    wide, phone, paper, unscripted = see(1280).page, see(390).page, see(390).page, see(390, java_script_enabled=False).page
+    paper.emulate_media(media="print")
+    caption = "#figure-differences figcaption"
+    assert phone.locator(caption).get_by_text("Left of zero is better.").is_visible()
+    for page, shown in ((wide, True), (paper, True), (unscripted, True), (phone, False)):
+        assert page.locator(f"{caption} .rest").is_visible() is shown
+    assert not wide.locator(f"{caption} .more").is_visible() and not paper.locator(f"{caption} .more").is_visible()
+    for shown in (True, False):
+        phone.locator(f"{caption} .more").click()
+        assert phone.locator(f"{caption} .rest").is_visible() is shown
+        assert phone.locator(f"{caption} .more").get_attribute("aria-expanded") == str(shown).lower()
+
+
 def test_without_scripts_nothing_is_missing(see: Any) -> None:
     seen = see(java_script_enabled=False)
     for summary in seen.page.locator("#appendix > details > summary").all():

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import math
 import re
 import statistics
 from html import unescape
@@ -23,7 +24,7 @@ from twoaxis.display.html import POLICY, breakable
 from twoaxis.display.theme import ARMS
 from twoaxis.study.figures import readable, study_figures
 from twoaxis.study.figures.budgets import speedup
-from twoaxis.study.figures.labels import Frame, place_labels, spread
+from twoaxis.study.figures.labels import OVERLAP, Frame, place_labels, spread
 from twoaxis.study.page import render_page
 from twoaxis.study.report import write_report_files
 from twoaxis.study.report.text_tables import csv_tables, tuning_table
@@ -387,13 +388,19 @@ def test_labels_at_the_end_of_lines_stay_apart_and_in_order(wanted: list[float])
     assert sorted(order, key=lambda index: placed[index]) == order
 
 
-@given(st.lists(st.tuples(st.floats(0, 400), st.floats(0, 300)), min_size=1, max_size=20))
-def test_labels_beside_points_cover_nothing(points: list[tuple[float, float]]) -> None:
-    placed = [place for place in place_labels(points, ["block_attnres"] * len(points), FRAME) if place is not None]
+@given(st.lists(st.tuples(st.floats(0, 400), st.floats(0, 300)), min_size=1, max_size=20), st.integers(0, 20))
+def test_labels_beside_points_cover_nothing_and_are_nearest_to_their_own(points: list[tuple[float, float]], n: int) -> None:
+    named = points[:n]
+    found = place_labels(points, ["block_attnres"] * len(named), FRAME)
     length, half = 0.56 * 11 * len("block_attnres"), 0.55 * 11
-    boxes = [(place.x, place.y - half, place.x + length, place.y + half) for place in placed]
+    placed = [(own, place) for own, place in zip(named, found, strict=True) if place is not None]
+    boxes = [(place.x, place.y - half, place.x + length, place.y + half) for _, place in placed]
     for at, one in enumerate(boxes):
         assert one[0] >= 0 and one[1] >= 0 and one[2] <= 400 and one[3] <= 300
         assert not any(one[0] < x < one[2] and one[1] < y < one[3] for x, y in points)
+        own, *others = (
+            math.dist((x, y), (min(max(x, one[0]), one[2]), min(max(y, one[1]), one[3]))) for x, y in (placed[at][0], *named)
+        )
+        assert all(own <= other + OVERLAP + 1e-9 for other in others)
         for other in boxes[:at]:
             assert one[2] < other[0] or other[2] < one[0] or one[3] < other[1] or other[3] < one[1]

@@ -173,6 +173,6 @@ def shared_rows(panels: Sequence[Callable[[int, int], Any]], width: int, labels:
         labels: room for the labels.
     """
     if width <= NARROW:
-        return alt.vconcat(*(panel(width, labels) for panel in panels))
+        return alt.vconcat(*(panel(width, labels) for panel in panels), spacing=10)
     each = (width - labels - STYLE["concat"]["spacing"] * (len(panels) - 1)) // len(panels)
     return alt.hconcat(*(panel(each if at else each + labels, 0 if at else labels) for at, panel in enumerate(panels)))

@@ -99,10 +99,10 @@ def _fit(data: ReportData, by: By, curve: CurveData, width: int) -> Any:
     y = alt.Y("loss:Q", title="validation loss, nats per token", scale=alt.Scale(domain=list(y_range), nice=False), axis=ticks)
     line = values([{"cost": cost, "loss": loss} for cost, loss in curve.line])
     places = [frame.pixel(row["cost"], row["loss"]) for row in [*arms, *points]]
-    placed = place_labels(places, [row.get("arm", "") for row in [*arms, *points]], frame)
+    placed = place_labels(places, [row["arm"] for row in arms], frame)
     texts = [
         {"text": row["arm"], "color": row["color"]} | dict(zip(("cost", "loss"), frame.value(*at), strict=True))
-        for row, at in zip(arms, placed, strict=False)
+        for row, at in zip(arms, placed, strict=True)
         if at is not None
     ]
     rim, named = labels(texts, x, y)

@@ -39,7 +39,7 @@ def losses(data: ReportData) -> Figure | None:
         return None
 
     def draw(width: int) -> Any:
-        height = max(360, 13 * len(lines)) if width > NARROW else 300
+        height = max(360, 13 * len(lines)) if width > NARROW else 260
         labelled = [line for line in lines if width > NARROW or data.arms[line.arm].role != "companion"]
         return _labelled(data, lines, labelled, width, height, _late(lines, 0.25))
 

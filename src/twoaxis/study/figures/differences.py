@@ -62,7 +62,12 @@ def equal_cost(data: ReportData) -> Figure | None:
     scale = _scale([row for rows in panels.values() for row in rows], data, SHORT)
 
     def draw(width: int) -> Any:
-        drawn = [partial(forest, rows, scale, heading=f"equal {UNITS[charge]}") for charge, rows in panels.items()]
+        phone, drawn = width <= NARROW, []
+        for charge, rows in panels.items():
+            # One below the other, the panels need the numbers of their scale once.
+            shown = scale._replace(title="") if phone and charge != [*panels][-1] else scale
+            height = DENSE if phone else ROW
+            drawn.append(partial(forest, rows, shown, heading=f"equal {UNITS[charge]}", row_height=height))
         return shared_rows(drawn, width, label_width(order, width))
 
     caption = (

@@ -121,20 +121,25 @@ class LabelPosition(NamedTuple):
     y: float
 
 
+OVERLAP = 4
+"""Pixels between two points that a label cannot tell apart."""
+
+
 def place_labels(
     points: Sequence[tuple[float, float]], texts: Sequence[str], frame: Frame, size: float = 11
 ) -> list[LabelPosition | None]:
-    """Positions the label of each point so that it covers neither a point nor an earlier label; None where impossible.
+    """Positions the label of each point nearest to it, covering neither a point nor an earlier label; None where impossible.
 
     Args:
-        points: in pixels, the most important first.
-        texts: their labels.
+        points: in pixels, the most important first and those without a label last.
+        texts: the labels of the first.
         frame: the drawing that contains all labels.
         size: of the letters.
     """
+    named = points[: len(texts)]
     taken = [(x - 4, y - 4, x + 4, y + 4) for x, y in points]
     found: list[LabelPosition | None] = []
-    for (x, y), text in zip(points, texts, strict=True):
+    for (x, y), text in zip(named, texts, strict=True):
         length, half = 0.56 * size * len(text), 0.55 * size
         places = [
             LabelPosition(left, middle)
@@ -150,16 +155,30 @@ def place_labels(
                 (x + away, y + 2 * away),
             )
         ]
-        found.append(next((place for place in places if _is_free(place, length, half, frame, taken)), None))
+        boxes = {place: (place.x, place.y - half, place.x + length, place.y + half) for place in places}
+        fit = (
+            place
+            for place, box in boxes.items()
+            if _is_free(box, frame, taken) and _away(box, x, y) <= min(_away(box, *point) for point in named) + OVERLAP
+        )
+        found.append(next(fit, None))
         if (at := found[-1]) is not None:
-            taken.append((at.x, at.y - half, at.x + length, at.y + half))
+            taken.append(boxes[at])
     return found
 
 
-def _is_free(
-    at: LabelPosition, length: float, half: float, frame: Frame, taken: Sequence[tuple[float, float, float, float]]
-) -> bool:
-    left, top, right, bottom = at.x, at.y - half, at.x + length, at.y + half
+Box = tuple[float, float, float, float]
+"""The left, top, right and bottom of a rectangle, in pixels."""
+
+
+def _is_free(box: Box, frame: Frame, taken: Sequence[Box]) -> bool:
+    left, top, right, bottom = box
     if left < 0 or right > frame.width or top < 0 or bottom > frame.height:
         return False
     return all(right < x0 or left > x1 or bottom < y0 or top > y1 for x0, y0, x1, y1 in taken)
+
+
+def _away(box: Box, x: float, y: float) -> float:
+    """The distance of a point from a rectangle."""
+    left, top, right, bottom = box
+    return math.hypot(max(left - x, 0, x - right), max(top - y, 0, y - bottom))

@@ -23,7 +23,7 @@ from twoaxis.study.figures.forest import label_width
 from twoaxis.study.figures.labels import Frame, colors, place_labels
 from twoaxis.study.report_data import ArmData, ReportData
 
-HEIGHT = 330
+HEIGHT, PHONE_HEIGHT = 330, 240
 
 
 class Cost(NamedTuple):
@@ -71,13 +71,13 @@ def pareto(data: ReportData) -> Figure | None:
         return None
 
     def draw(width: int) -> Any:
-        each = width if width <= NARROW else (width - 30 * (len(panels) - 1)) // len(panels)
-        return side_by_side([_plane(cost, points, each - 60) for cost, points in panels], width, 2)
+        each, height = (width, PHONE_HEIGHT) if width <= NARROW else ((width - 30 * (len(panels) - 1)) // len(panels), HEIGHT)
+        return side_by_side([_plane(cost, points, each - 60, height) for cost, points in panels], width, 2)
 
     caption = (
         "Lower and further left is better. Step line: the front, the arms that no other beats in both; they have a ring. "
         "Point: mean loss; vertical line: own 95 % interval of its paired difference to the control. "
-        "Companions are small and grey; a label that would cover another is left out, and the table of costs has every number."
+        "Companions are small and grey; a label without a clear place is left out, and the table of costs has every number."
     )
     description = " ".join(
         f"On the front of loss against {cost.title}: {', '.join(one.description for one in points if one.front) or 'no arm'}."
@@ -157,10 +157,10 @@ def _points(data: ReportData, cost: Cost) -> list[Point]:
     return points
 
 
-def _plane(cost: Cost, points: Sequence[Point], width: int) -> Any:
+def _plane(cost: Cost, points: Sequence[Point], width: int, height: int) -> Any:
     xs = padded([point.x for point in points], 0.1)
     ys = padded([end for point in points for end in (point.loss, point.low, point.high)], 0.04)
-    frame = Frame(xs, ys, width, HEIGHT)
+    frame = Frame(xs, ys, width, height)
     important = sorted(points, key=lambda point: (not point.front, point.rank, point.loss))
     placed = place_labels([frame.pixel(point.x, point.loss) for point in important], [point.arm for point in important], frame)
     texts = [
@@ -194,7 +194,7 @@ def _plane(cost: Cost, points: Sequence[Point], width: int) -> Any:
         ),
         named,
     ]
-    return alt.layer(*layers).properties(width=width, height=HEIGHT)
+    return alt.layer(*layers).properties(width=width, height=height)
 
 
 def _bars(

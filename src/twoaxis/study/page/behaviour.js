@@ -79,6 +79,19 @@
     });
   }
 
+  // On a phone, a caption is its first sentence until a reader wants the rest.
+  for (const rest of document.querySelectorAll("figcaption .rest")) {
+    const button = Object.assign(document.createElement("button"), { type: "button", className: "more", textContent: "More" });
+    button.setAttribute("aria-label", "More on how to read the figure");
+    button.setAttribute("aria-expanded", "false");
+    button.addEventListener("click", () => {
+      const open = button.getAttribute("aria-expanded") !== "true";
+      button.setAttribute("aria-expanded", String(open));
+      button.textContent = open ? "Less" : "More";
+    });
+    rest.before(button);
+  }
+
   // A figure as a file: the drawing in its own colours, which those of the page replace only here.
   for (const files of document.querySelectorAll(".files")) {
     const button = Object.assign(document.createElement("button"), { type: "button", textContent: "SVG" });
