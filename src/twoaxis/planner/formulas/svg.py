@@ -73,7 +73,7 @@ def points(given: list[Data], chosen: int, limit: float, limit_text: str, label:
     height = 340
     left = 62
     right = width - 16
-    top = 8
+    top = 22
     bottom = height - 42
     low = given[0]["y"]
     high = given[0]["y"]
@@ -99,9 +99,7 @@ def points(given: list[Data], chosen: int, limit: float, limit_text: str, label:
     edge = max(top, bottom - (limit - axes[5]) * axes[4])
     if edge > top:
         drawn = drawn + box_at(left, top, right - left, edge - top, "beyond") + line_at(left, edge, right, edge, "limit")
-    drawn = drawn + text_at(
-        right - 4, edge + 13, "end", "limit", ("limit: " if edge > top else "the limit is above: ") + limit_text
-    )
+    drawn = drawn + text_at(right, 14, "end", "limit", ("shaded: over " if edge > top else "the limit is above: ") + limit_text)
     step = nice_step(high - low + 2 * margin, 4)
     for index in range(int(axes[5] / step) + 1, int((high + margin) / step) + 1):
         y = bottom - (index * step - axes[5]) * axes[4]
@@ -116,13 +114,13 @@ def points(given: list[Data], chosen: int, limit: float, limit_text: str, label:
         )
     drawn = drawn + line_at(left, bottom, right, bottom, "axis")
     drawn = drawn + text_at((left + right) / 2, height - 4, "middle", "tick", "seconds of a training step beyond the control")
-    return drawn + all_points(given, chosen, axes, right, [right - 6.2 * len(limit_text) - 110, edge + 9, right]) + "</svg>"
+    return drawn + all_points(given, chosen, axes, right) + "</svg>"
 
 
-def all_points(given: list[Data], chosen: int, axes: list[float], right: float, words: list[float]) -> str:
-    """The points and their names, the chosen method in front; `words` is the box of what is written already."""
+def all_points(given: list[Data], chosen: int, axes: list[float], right: float) -> str:
+    """The points and their names, the chosen method in front."""
     front = ""
-    taken = [words]
+    taken = []
     for point in given:
         x = axes[0] + (point["x"] - axes[2]) * axes[1]
         taken.append([x - 4, axes[3] - (point["y"] - axes[5]) * axes[4], x + 4])

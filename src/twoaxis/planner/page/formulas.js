@@ -1284,7 +1284,7 @@ points = function flx_points (given, chosen, limit, limit_text, label, width) {
     height = 340;
     left = 62;
     right = width - 16;
-    top = 8;
+    top = 22;
     bottom = height - 42;
     low = given[0]["y"];
     high = given[0]["y"];
@@ -1307,7 +1307,7 @@ points = function flx_points (given, chosen, limit, limit_text, label, width) {
     if ((edge > top)) {
         drawn = (drawn + box_at(left, top, right - left, edge - top, "beyond")) + line_at(left, edge, right, edge, "limit");
     }
-    drawn = drawn + (text_at(right - 4, edge + 13, "end", "limit", (((edge > top))? ("limit: ") : ("the limit is above: ")) + limit_text));
+    drawn = drawn + (text_at(right, 14, "end", "limit", (((edge > top))? ("shaded: over ") : ("the limit is above: ")) + limit_text));
     step = nice_step((high - low) + (2 * margin), 4);
     for (index = (_pyfunc_int((axes[5] / step))) + 1; index < (_pyfunc_int(((high + margin) / step))) + 1; index += 1) {
         y = bottom - (((index * step) - axes[5]) * axes[4]);
@@ -1320,13 +1320,13 @@ points = function flx_points (given, chosen, limit, limit_text, label, width) {
     }
     drawn = drawn + line_at(left, bottom, right, bottom, "axis");
     drawn = drawn + (text_at((left + right) / 2, height - 4, "middle", "tick", "seconds of a training step beyond the control"));
-    return (drawn + (all_points(given, chosen, axes, right, [(right - (6.2 * limit_text.length)) - 110, edge + 9, right]))) + "</svg>";
+    return (drawn + all_points(given, chosen, axes, right)) + "</svg>";
 };
 
-all_points = function flx_all_points (given, chosen, axes, right, words) {
+all_points = function flx_all_points (given, chosen, axes, right) {
     var front, point, stub93_seq, stub94_itr, stub95_seq, stub96_itr, stub97_seq, stub98_itr, taken, x;
     front = "";
-    taken = [words];
+    taken = [];
     stub93_seq = given;
     if ((typeof stub93_seq === "object") && (!Array.isArray(stub93_seq))) { stub93_seq = Object.keys(stub93_seq);}
     for (stub94_itr = 0; stub94_itr < stub93_seq.length; stub94_itr += 1) {
