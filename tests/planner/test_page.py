@@ -261,12 +261,15 @@ def test_every_chart_and_table_has_one_order_and_marks_what_exceeds_the_memory()
         assert (sorted if name == "front" else list)(methods_in(drawn)) == (sorted(order) if name == "front" else order), name
         marked = re.findall(r'<g class="(?:bar|point) [^"]*\bover\b[^"]*" data-method="(\d+)"', drawn)
         assert set(marked) == over, name
-    shaded = re.search(r'<rect x="[\d.]+" y="8.0" width="[\d.]+" height="([\d.]+)" class="beyond"/>', drawn)
+    shaded = re.search(r'<rect x="[\d.]+" y="([\d.]+)" width="[\d.]+" height="([\d.]+)" class="beyond"/>', drawn)
+    words = re.search(r'<text x="[\d.]+" y="([\d.]+)" text-anchor="end" class="limit">shaded: over ', drawn)
     heights = re.findall(
         r'class="point[^"]*?( over)?(?: chosen)?" data-method="\d+"[^>]*><circle cx="[\d.]+" cy="([\d.]+)"', drawn
     )
-    assert shaded is not None and len(heights) == len(rows)
-    assert all((float(y) < 8 + float(shaded[1])) == bool(is_over) for is_over, y in heights)
+    assert shaded is not None and words is not None and len(heights) == len(rows)
+    top, bottom = float(shaded[1]), float(shaded[1]) + float(shaded[2])
+    assert all((float(y) < bottom) == bool(is_over) for is_over, y in heights)
+    assert float(words[1]) < top < min(float(y) for _, y in heights)
     best = methods_in(best_rows(tight, choice, rows, view))
     assert best == ["0", *[method for method in order if method != "0" and method not in over][:8]]
 
