@@ -130,6 +130,11 @@ def test_materialized_modules_take_memory_and_no_random_numbers() -> None:
     assert not torch.equal(torch.get_rng_state(), state)
 
 
+def test_declared_maps_have_the_exact_class_that_tools_look_for() -> None:
+    maps = [module for module in Decoder.build(decoder_config(DeepDeltaConfig())).modules() if isinstance(module, nn.Linear)]
+    assert maps and {type(module) for module in maps} == {nn.Linear}
+
+
 def test_meta_then_materialised_equals_built() -> None:
     config = DecoderConfig.from_data({**SIZES, "blocks": [[ATTENTION, "swiglu"]], "depth": "attention_residuals"})
     with torch.device("meta"):

@@ -216,10 +216,19 @@ class DeclaredModule(nn.Module):
         init = Normal(std) if std else Constant(0.0)
         if values is not None and values[1] != std:
             init = NormalRows(std, *values)
-        linear = nn.Linear(d_in, d_out, bias=False, device="meta")
+        linear = _Undrawn(d_in, d_out, bias=False, device="meta")
+        # Tools that look for the exact class find it.
+        linear.__class__ = nn.Linear  # type: ignore[assignment]
         fused = Fused(rows) if rows else None
         linear.weight = self.parameter(f"{name}.weight", (d_out, d_in), init, tag, fused=fused, grows=grows)
         return linear
+
+
+class _Undrawn(nn.Linear):
+    """A linear map on the meta device, where PyTorch would draw a weight in Python only to have it replaced."""
+
+    def reset_parameters(self) -> None:
+        """Draws nothing."""
 
 
 def extra_output(module: DeclaredModule, d_in: int, numbers: int) -> nn.Linear | None:
