@@ -106,7 +106,8 @@ def test_depth_read(S: int, H: int, K: int, each: bool, normalised: bool, own: b
     assert_equal("depth_read", read, (B, T, D) if each else (D,), (B, T, D), (1,), *[(B, T, D)] * S)
 
 
-def test_sources_pass_their_gradients_on() -> None:
+@pytest.mark.parametrize(("rows", "D"), [((2, 5), 33), ((4, 512), 264)])
+def test_sources_pass_their_gradients_on(rows: Rows, D: int) -> None:
     def reads(impl: Impl) -> Operator:
         def run(query: Tensor, *sources: Tensor) -> tuple[Tensor, Tensor]:
             pairs = [passing_factor(v, EPS, impl) for v in sources]
@@ -116,7 +117,7 @@ def test_sources_pass_their_gradients_on() -> None:
 
         return run
 
-    assert_equal("depth_read", reads, (33,), *[(2, 5, 33)] * 3)
+    assert_equal("depth_read", reads, (D,), *[(*rows, D)] * 3)
 
 
 @few
@@ -240,6 +241,22 @@ def test_attention_along_depth(S: int, G: int, queries: int, K: int, total: bool
         return depth_summary(*given) if total else depth_attention(*given)
 
     assert_same("depth_attention", attend, attend, *shapes)
+
+
+@pytest.mark.parametrize(
+    ("test", "given"),
+    [
+        (test_depth_read, {"S": 4, "H": 2, "K": 64, "each": False, "normalised": False, "own": False, "whole": False}),
+        (test_mixing_of_streams, {"n": 4, "K": 4, "D": 128, "each": True, "kind": "mix"}),
+        (test_mixing_of_streams, {"n": 4, "K": 4, "D": 128, "each": True, "kind": "write"}),
+        (test_dynamic_read, {"n": 4, "m": 1, "E": 128, "extra": 2, "rule": ("layer", True)}),
+        (test_dynamic_read, {"n": 4, "m": 2, "E": 64, "extra": 2, "rule": ("rms", False)}),
+        (test_delta_write, {"C": 4, "D": 128, "erases": True}),
+        (test_attention_along_depth, {"S": 4, "G": 2, "queries": 1, "K": 64, "total": True}),
+    ],
+)
+def test_results_that_bypass_the_caches(test: Any, given: dict[str, Any]) -> None:
+    test.hypothesis.inner_test(**given, rows=(4, 512))
 
 
 @few

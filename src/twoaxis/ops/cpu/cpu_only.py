@@ -197,7 +197,7 @@ def hyper_read_backward(
     results, grad_small, grad_maps = [kernels.empty(x) for x in streams], static.new_empty(P + 2, C), kernels.empty(maps)
     given = kernels.ready(view), kernels.ready(rest), library.rows(passed), library.rows(streams), *library.rows(parameters)
     saved = scores, statistics[0], statistics[1] if len(statistics) > 1 else None
-    scratch = library.scratch(grad_small.numel()), library.scratch(maps.numel())
+    scratch = library.scratch(grad_small.numel()), library.scratch(maps.numel()), library.scratch(P * maps.shape[-1])
     library.call("hyper_read_backward", *given, *saved, results, grad_small, grad_maps, *scratch, bounded, *sizes)
     return grad_small[:P], grad_small[P], grad_maps, grad_small[P + 1], results
 

@@ -20,16 +20,16 @@ void depth_attention(
             }
             log_totals[row] = top + logf(total);
             for (whole s = 0; s < S; s++) weights[s] /= total;
-            ways_of_sum(1, 0, &mixed, row * K, weights, 1, values, S, at, K);
+            ways_of_sum(1, 0, &mixed, row * K, weights, 1, values, S, at, 0, K);
         }
 }
 
 /* to = weight * x, or added to what other query heads left there. */
-INLINE void put(float *restrict to, float weight, const float *restrict x, int first, whole n) {
-    if (first)
-        for (whole c = 0; c < n; c++) to[c] = weight * x[c];
-    else
-        add(to, weight, x, n);
+INLINE void put(float *restrict to, float weight, const float *restrict x, int first, int streamed, whole n) {
+    whole c = 0;
+    if (!first) add(to, weight, x, n);
+    for (; first && c + LANES <= n; c += LANES) store_or_stream(to + c, weight * load(x + c), streamed);
+    for (; first && c < n; c++) to[c] = weight * x[c];
 }
 
 /* Gradients of all arguments, of the mixture and of the log totals, whose gradient may be NULL. */
@@ -38,27 +38,32 @@ void depth_attention_backward(
     const float *log_totals, float *grad_q, rows_out grad_keys, rows_out grad_values, whole S, whole N, whole H, whole G, whole K,
     int threads) {
     const float scale = 1 / sqrtf(K);
-#pragma omp parallel for num_threads(threads) if (S * N * H * K > SMALL)
-    for (whole n = 0; n < N; n++)
-        for (whole h = 0; h < H; h++) {
-            const whole row = n * H + h, at = (n * G + h / (H / G)) * K;
-            const int first = h % (H / G) == 0;
-            const float *g = grad + row * K;
-            float weights[MOST], by_weight[MOST], total = 0, mean = 0;
-            dots(by_weight, g, values, S, at, K);
-            for (whole s = 0; s < S; s++) {
-                /* The total is 1 but for the rounding of its logarithm. */
-                weights[s] = expf(scores[s * N * H + row] - log_totals[row]);
-                total += weights[s];
-                mean += weights[s] * by_weight[s];
+    const int streamed = G == H && bypasses(grad_keys, S, N * G * K, K) && bypasses(grad_values, S, N * G * K, K);
+#pragma omp parallel num_threads(threads) if (S * N * H * K > SMALL)
+    {
+#pragma omp for
+        for (whole n = 0; n < N; n++)
+            for (whole h = 0; h < H; h++) {
+                const whole row = n * H + h, at = (n * G + h / (H / G)) * K;
+                const int first = h % (H / G) == 0;
+                const float *g = grad + row * K;
+                float weights[MOST], by_weight[MOST], total = 0, mean = 0;
+                dots(by_weight, g, values, S, at, K);
+                for (whole s = 0; s < S; s++) {
+                    /* The total is 1 but for the rounding of its logarithm. */
+                    weights[s] = expf(scores[s * N * H + row] - log_totals[row]);
+                    total += weights[s];
+                    mean += weights[s] * by_weight[s];
+                }
+                mean /= total;
+                for (whole s = 0; s < S; s++) {
+                    weights[s] /= total;
+                    by_weight[s] = scale * weights[s] * (by_weight[s] - mean + (by_total ? by_total[row] : 0));
+                    put(grad_keys[s] + at, by_weight[s], q + row * K, first, streamed, K);
+                    put(grad_values[s] + at, weights[s], g, first, streamed, K);
+                }
+                ways_of_sum(1, 0, &grad_q, row * K, by_weight, 1, keys, S, at, 0, K);
             }
-            mean /= total;
-            for (whole s = 0; s < S; s++) {
-                weights[s] /= total;
-                by_weight[s] = scale * weights[s] * (by_weight[s] - mean + (by_total ? by_total[row] : 0));
-                put(grad_keys[s] + at, by_weight[s], q + row * K, first, K);
-                put(grad_values[s] + at, weights[s], g, first, K);
-            }
-            ways_of_sum(1, 0, &grad_q, row * K, by_weight, 1, keys, S, at, K);
-        }
+        if (streamed) end_of_stream();
+    }
 }

@@ -44,7 +44,7 @@ void depth_read(
             }
             log_totals[n * H + h] = top + logf(total);
             for (whole s = 0; s < S; s++) weights[s] *= (normalised ? factors[s * N + n] : 1) / total;
-            ways_of_sum(1, 0, &mixed, at, weights, 1, sources, S, at, K);
+            ways_of_sum(1, 0, &mixed, at, weights, 1, sources, S, at, 0, K);
         }
         if (scale)
             for (whole c = 0; c < D; c++) to[c] *= scale[0];
@@ -53,13 +53,16 @@ void depth_read(
 }
 
 /* to = g weight + q by_score + v along, and what later readers pass, or NULL. */
-static inline void source_gradient(
+INLINE void source_gradient(
     float *restrict to, const float *restrict g, const float *restrict q, const float *restrict v, const float *restrict passed,
-    float weight, float by_score, float along, whole n) {
-    if (passed)
-        for (whole c = 0; c < n; c++) to[c] = weight * g[c] + by_score * q[c] + along * v[c] + passed[c];
-    else
-        for (whole c = 0; c < n; c++) to[c] = weight * g[c] + by_score * q[c] + along * v[c];
+    float weight, float by_score, float along, int streamed, whole n) {
+    whole c = 0;
+    for (; c + LANES <= n; c += LANES) {
+        lanes found = weight * load(g + c) + by_score * load(q + c) + along * load(v + c);
+        if (passed) found += load(passed + c);
+        store_or_stream(to + c, found, streamed);
+    }
+    for (; c < n; c++) to[c] = weight * g[c] + by_score * q[c] + along * v[c] + (passed ? passed[c] : 0);
 }
 
 /* Gradients of all arguments. NULL in `results` is a gradient that nobody asks for, in `passed` one that did not arrive; without
@@ -72,6 +75,7 @@ void depth_read_backward(
     int threads) {
     const whole K = D / H;
     const float scaled = scale ? scale[0] : 1;
+    const int streamed = bypasses(results, S, N * D, K);
 #pragma omp parallel for num_threads(threads) if (S * N * D > SMALL)
     for (whole part = 0; part < PARTS; part++) {
         float *weights = scratch + part * (2 * S + 1) * H, *by_weight = weights + S * H, *means = by_weight + S * H;
@@ -112,10 +116,11 @@ void depth_read_backward(
                 for (whole h = 0; h < H && results[s]; h++)
                     source_gradient(
                         results[s] + n * D + h * K, g + h * K, q + h * K, v + h * K, later ? later + h * K : NULL,
-                        weights[s * H + h] * (normalised ? r : 1), by_weight[s * H + h], along, K);
+                        weights[s * H + h] * (normalised ? r : 1), by_weight[s * H + h], along, streamed, K);
             }
         }
         scale_parts[part] = by_scale;
+        if (streamed) end_of_stream();
     }
     if (!query_each) add_parts(grad_query, query_parts, D);
     add_parts(grad_scale, scale_parts, 1);

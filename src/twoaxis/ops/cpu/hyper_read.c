@@ -62,27 +62,40 @@ void hyper_read(
                 if (c < m) reads[j * m + c] = weight;
             }
         }
-        weighted_sums(to, m, reads, pieces, P, 0, E);
+        weighted_sums(to, m, reads, pieces, P, 0, 0, E);
     }
 }
 
+/* to = sum + later + along x - by_mean */
+INLINE void piece_gradient(
+    float *restrict to, const float *restrict sum, const float *restrict later, const float *restrict x, float along, float by_mean,
+    int streamed, whole n) {
+    whole k = 0;
+    for (; k + LANES <= n; k += LANES)
+        store_or_stream(to + k, load(sum + k) + (load(later + k) + along * load(x + k) - by_mean), streamed);
+    for (; k < n; k++) to[k] = sum[k] + (later[k] + along * x[k] - by_mean);
+}
+
 /* Gradients of all arguments, from that of the view, those of the other columns [P C-m N], and those of later users of the
-   streams. Scratch: the sums over the rows of each part, small_parts [PARTS P+2 C] and map_parts [PARTS C E]. */
+   streams. Scratch: the sums over the rows of each part, small_parts [PARTS P+2 C] and map_parts [PARTS C E], and those of one
+   row, sum_parts [PARTS P E]. */
 void hyper_read_backward(
     const float *grad_view, const float *grad_rest, rows_in passed, rows_in streams, const float *base, const float *scale,
     const float *maps, const float *offset, const float *scores, const float *inverse, const float *means, rows_out results,
-    float *grad_small, float *grad_maps, float *small_parts, float *map_parts, int bounded, whole n_streams, whole m,
-    whole C, whole N, whole E, int threads) {
+    float *grad_small, float *grad_maps, float *small_parts, float *map_parts, float *sum_parts, int bounded, whole n_streams,
+    whole m, whole C, whole N, whole E, int threads) {
     const whole P = n_streams * m;
+    const int streamed = bypasses(results, n_streams, N * m * E, E);
 #pragma omp parallel for num_threads(threads) if (P * N * E > SMALL)
     for (whole part = 0; part < PARTS; part++) {
         float *by_static = small_parts + part * (P + 2) * C, *by_scale = by_static + P * C, *by_offset = by_scale + C;
         float z[MOST + LANES], changes[MOST + LANES], by_weight[MOST], along[MOST], by_map[MOST * MOST], factors[2 * MOST * MOST];
-        float *by_maps[MOST], *to[MOST];
+        float *by_maps[MOST], *sums[MOST];
         const float *pieces[MOST], *arrived[MOST], *terms[2 * MOST];
         memset(by_static, 0, (P + 2) * C * sizeof(float));
         memset(map_parts + part * C * E, 0, C * E * sizeof(float));
         for (whole c = 0; c < C; c++) by_maps[c] = map_parts + (part * C + c) * E, terms[m + c] = maps + c * E;
+        for (whole j = 0; j < P; j++) sums[j] = sum_parts + (part * P + j) * E;
         for (whole n = first_row(part, N); n < first_row(part + 1, N); n++) {
             pieces_of(pieces, streams, n_streams, m, n, E);
             pieces_of(arrived, passed, n_streams, m, n, E);
@@ -103,16 +116,16 @@ void hyper_read_backward(
                     by_map[j * C + c] = factors[(m + c) * P + j] = by_score * factor;
                 }
                 for (whole r = 0; r < m; r++) factors[r * P + j] = base[j * C + r] + scale[r] * changes[r];
-                to[j] = results[j / m] + (n * m + j % m) * E;
             }
             add_weighted_sums(by_maps, C, by_map, pieces, P, 0, E);
-            weighted_sums(to, P, factors, terms, m + C, 0, E);
+            weighted_sums(sums, P, factors, terms, m + C, 0, 0, E);
             for (whole j = 0; j < P; j++) {
-                const float *restrict x = pieces[j], *restrict later = arrived[j], by_mean = means ? along[j] * means[j * N + n] : 0;
-                float *restrict sum = to[j];
-                for (whole k = 0; k < E; k++) sum[k] += later[k] + along[j] * x[k] - by_mean;
+                float *to = results[j / m] + (n * m + j % m) * E;
+                const float by_mean = means ? along[j] * means[j * N + n] : 0;
+                piece_gradient(to, sums[j], arrived[j], pieces[j], along[j], by_mean, streamed, E);
             }
         }
+        if (streamed) end_of_stream();
     }
     add_parts(grad_small, small_parts, (P + 2) * C);
     add_parts(grad_maps, map_parts, C * E);

@@ -29,11 +29,44 @@ INLINE lanes load(const float *x) {
 
 INLINE void store(float *to, lanes value) { memcpy(to, &value, sizeof value); }
 
+/* From this many numbers on, what a call writes bypasses the caches: they would first read what is replaced, and are too small to
+   hold the results until these are needed. */
+#define MANY (1 << 20)
+
+#ifdef __AVX__
+#include <immintrin.h>
+INLINE void store_or_stream(float *to, lanes value, int streamed) {
+    if (streamed)
+        _mm256_stream_ps(to, (__m256)value);
+    else
+        store(to, value);
+}
+INLINE void end_of_stream(void) { _mm_sfence(); }
+#else
+INLINE void store_or_stream(float *to, lanes value, int streamed) { store(to, value); }
+INLINE void end_of_stream(void) {}
+#endif
+
+/* Whether `count` results of n numbers, written in runs of `run`, bypass the caches. */
+static int bypasses(rows_out results, whole count, whole n, whole run) {
+    for (whole i = 0; i < count; i++)
+        if ((uintptr_t)results[i] % sizeof(lanes)) return 0;
+    return count * n >= MANY && run % LANES == 0;
+}
+
 INLINE float sum_of(lanes value) {
     float total = 0;
 #pragma omp simd reduction(+ : total)
     for (int k = 0; k < LANES; k++) total += value[k];
     return total;
+}
+
+/* to = x + weight y */
+INLINE void put_sum(
+    float *restrict to, const float *restrict x, float weight, const float *restrict y, int streamed, whole n) {
+    whole c = 0;
+    for (; c + LANES <= n; c += LANES) store_or_stream(to + c, load(x + c) + weight * load(y + c), streamed);
+    for (; c < n; c++) to[c] = x[c] + weight * y[c];
 }
 
 INLINE void add(float *restrict to, float weight, const float *restrict x, whole n) {
@@ -50,7 +83,7 @@ INLINE void add_parts(float *restrict total, const float *parts, whole n) {
    on: a source is loaded once for all of them. */
 INLINE void ways_of_sum(
     const int WAYS, const int ADDS, rows_out to, whole to_at, const float *weights, whole stride, rows_in x, whole count, whole at,
-    whole n) {
+    int streamed, whole n) {
     whole c = 0;
     for (; c + 2 * LANES <= n; c += 2 * LANES) {
         lanes first[4] = {{0}}, second[4] = {{0}};
@@ -66,8 +99,8 @@ INLINE void ways_of_sum(
             }
         }
         for (int i = 0; i < WAYS; i++) {
-            store(to[i] + to_at + c, first[i]);
-            store(to[i] + to_at + c + LANES, second[i]);
+            store_or_stream(to[i] + to_at + c, first[i], streamed);
+            store_or_stream(to[i] + to_at + c + LANES, second[i], streamed);
         }
     }
     for (; c < n; c++)
@@ -80,19 +113,20 @@ INLINE void ways_of_sum(
 
 /* The same for any number of results; weights are [count, ways]. */
 INLINE void any_sums(
-    const int ADDS, rows_out to, whole ways, const float *weights, rows_in x, whole count, whole at, whole n) {
+    const int ADDS, rows_out to, whole ways, const float *weights, rows_in x, whole count, whole at, int streamed, whole n) {
     whole i = 0;
-    for (; i + 4 <= ways; i += 4) ways_of_sum(4, ADDS, to + i, at, weights + i, ways, x, count, at, n);
-    for (; i + 2 <= ways; i += 2) ways_of_sum(2, ADDS, to + i, at, weights + i, ways, x, count, at, n);
-    for (; i < ways; i++) ways_of_sum(1, ADDS, to + i, at, weights + i, ways, x, count, at, n);
+    for (; i + 4 <= ways; i += 4) ways_of_sum(4, ADDS, to + i, at, weights + i, ways, x, count, at, streamed, n);
+    for (; i + 2 <= ways; i += 2) ways_of_sum(2, ADDS, to + i, at, weights + i, ways, x, count, at, streamed, n);
+    for (; i < ways; i++) ways_of_sum(1, ADDS, to + i, at, weights + i, ways, x, count, at, streamed, n);
 }
 
-static void weighted_sums(rows_out to, whole ways, const float *weights, rows_in x, whole count, whole at, whole n) {
-    any_sums(0, to, ways, weights, x, count, at, n);
+static void weighted_sums(
+    rows_out to, whole ways, const float *weights, rows_in x, whole count, whole at, int streamed, whole n) {
+    any_sums(0, to, ways, weights, x, count, at, streamed, n);
 }
 
 static void add_weighted_sums(rows_out to, whole ways, const float *weights, rows_in x, whole count, whole at, whole n) {
-    any_sums(1, to, ways, weights, x, count, at, n);
+    any_sums(1, to, ways, weights, x, count, at, 0, n);
 }
 
 /* For WAYS rows i, products[i] = x . y[i], each y[i] from number `at` on. Sums of one row go on in turn, since an addition takes

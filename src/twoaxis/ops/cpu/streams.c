@@ -18,20 +18,21 @@ void mix_streams(
     const float *given[MOST + 1];
     for (whole j = 0; j < S; j++) given[j] = sources[j];
     given[S] = update;
-#pragma omp parallel for num_threads(threads) if (S * N * D > SMALL)
-    for (whole n = 0; n < N; n++) {
-        float row[(MOST + 1) * MOST];
-        weights_of(row, residual, residual_each, write, write_each, S, K, n, N);
-        if (residual) {
-            weighted_sums(results, K, row, given, S + (update != NULL), n * D, D);
-            continue;
+    const int streamed = bypasses(results, K, N * D, D);
+#pragma omp parallel num_threads(threads) if (S * N * D > SMALL)
+    {
+#pragma omp for
+        for (whole n = 0; n < N; n++) {
+            float row[(MOST + 1) * MOST];
+            weights_of(row, residual, residual_each, write, write_each, S, K, n, N);
+            if (residual) {
+                weighted_sums(results, K, row, given, S + (update != NULL), n * D, streamed, D);
+                continue;
+            }
+            for (whole i = 0; i < K; i++)
+                put_sum(results[i] + n * D, sources[i] + n * D, row[i], update + n * D, streamed, D);
         }
-        const float *restrict u = update + n * D;
-        for (whole i = 0; i < K; i++) {
-            const float *restrict x = sources[i] + n * D;
-            float *restrict to = results[i] + n * D;
-            for (whole c = 0; c < D; c++) to[c] = x[c] + row[i] * u[c];
-        }
+        if (streamed) end_of_stream();
     }
 }
 
@@ -46,6 +47,7 @@ void mix_streams_backward(
     float *wanted[MOST + 1];
     for (whole j = 0; j < by_source; j++) given[j] = sources[j], wanted[j] = results[j];
     given[by_source] = update, wanted[by_source] = grad_update;
+    const int streamed = bypasses(wanted, count, N * D, D);
 #pragma omp parallel for num_threads(threads) if (S * N * D > SMALL)
     for (whole part = 0; part < PARTS; part++) {
         float row[(MOST + 1) * MOST], turned[(MOST + 1) * MOST], products[MOST];
@@ -55,7 +57,7 @@ void mix_streams_backward(
             weights_of(row, residual, residual_each, write, write_each, S, K, n, N);
             for (whole j = 0; j < count; j++)
                 for (whole i = 0; i < K; i++) turned[i * count + j] = row[j * K + i];
-            weighted_sums(wanted, count, turned, grads, K, n * D, D);
+            weighted_sums(wanted, count, turned, grads, K, n * D, streamed, D);
             for (whole j = 0; j < count; j++) {
                 const int of_update = j == by_source, each = of_update ? write_each : residual_each;
                 float *to = of_update ? grad_write : grad_residual;
@@ -69,6 +71,7 @@ void mix_streams_backward(
                         sums[i] += products[i];
             }
         }
+        if (streamed) end_of_stream();
     }
     if (grad_residual && !residual_each) add_parts(grad_residual, residual_parts, S * K);
     if (grad_write && !write_each) add_parts(grad_write, write_parts, K);
@@ -78,44 +81,50 @@ void mix_streams_backward(
 void delta_write(
     rows_in channels, rows_out results, const float *direction, const float *targets, const float *beta, float eps, int erases,
     whole C, whole N, whole D, int threads) {
-#pragma omp parallel for num_threads(threads) if (C * N * D > SMALL)
-    for (whole n = 0; n < N; n++) {
-        const float *u = direction + n * D;
-        const float factor = 1 / sqrtf(dot(u, u, D) + eps * eps);
-        for (whole c = 0; c < C; c++) {
-            const float *restrict x = channels[c] + n * D;
-            float *restrict to = results[c] + n * D;
-            const float error = targets[c * N + n] - (erases ? factor * dot(x, u, D) : 0), step = beta[n] * factor * error;
-            for (whole k = 0; k < D; k++) to[k] = x[k] + step * u[k];
+    const int streamed = bypasses(results, C, N * D, D);
+#pragma omp parallel num_threads(threads) if (C * N * D > SMALL)
+    {
+#pragma omp for
+        for (whole n = 0; n < N; n++) {
+            const float *u = direction + n * D;
+            const float factor = 1 / sqrtf(dot(u, u, D) + eps * eps);
+            for (whole c = 0; c < C; c++) {
+                const float *x = channels[c] + n * D;
+                const float error = targets[c * N + n] - (erases ? factor * dot(x, u, D) : 0), step = beta[n] * factor * error;
+                put_sum(results[c] + n * D, x, step, u, streamed, D);
+            }
         }
+        if (streamed) end_of_stream();
     }
 }
 
 void delta_write_backward(
     rows_in grads, rows_in channels, rows_out results, const float *direction, const float *targets, const float *beta,
     float *grad_direction, float *grad_targets, float *grad_beta, float eps, int erases, whole C, whole N, whole D, int threads) {
-#pragma omp parallel for num_threads(threads) if (C * N * D > SMALL)
-    for (whole n = 0; n < N; n++) {
-        const float *restrict u = direction + n * D;
-        float *restrict by_u = grad_direction + n * D;
-        const float factor = 1 / sqrtf(dot(u, u, D) + eps * eps);
-        float by_beta = 0, by_factor = 0;
-        memset(by_u, 0, D * sizeof(float));
-        for (whole c = 0; c < C; c++) {
-            const float *restrict x = channels[c] + n * D, *restrict g = grads[c] + n * D;
-            float *restrict to = results[c] + n * D;
-            const float component = erases ? factor * dot(x, u, D) : 0, error = targets[c * N + n] - component;
-            const float by_step = dot(g, u, D), by_target = by_step * beta[n] * factor;
-            const float moved = beta[n] * factor * error, along = erases ? by_target * factor : 0;
-            grad_targets[c * N + n] = by_target;
-            by_beta += by_step * factor * error;
-            by_factor += by_step * (error - component);
-            for (whole k = 0; k < D; k++) {
-                by_u[k] += moved * g[k] - along * x[k];
-                to[k] = g[k] - along * u[k];
+    const int streamed = bypasses(results, C, N * D, D);
+#pragma omp parallel num_threads(threads) if (C * N * D > SMALL)
+    {
+#pragma omp for
+        for (whole n = 0; n < N; n++) {
+            const float *restrict u = direction + n * D;
+            float *restrict by_u = grad_direction + n * D;
+            const float factor = 1 / sqrtf(dot(u, u, D) + eps * eps);
+            float by_beta = 0, by_factor = 0;
+            memset(by_u, 0, D * sizeof(float));
+            for (whole c = 0; c < C; c++) {
+                const float *restrict x = channels[c] + n * D, *restrict g = grads[c] + n * D;
+                const float component = erases ? factor * dot(x, u, D) : 0, error = targets[c * N + n] - component;
+                const float by_step = dot(g, u, D), by_target = by_step * beta[n] * factor;
+                const float moved = beta[n] * factor * error, along = erases ? by_target * factor : 0;
+                grad_targets[c * N + n] = by_target;
+                by_beta += by_step * factor * error;
+                by_factor += by_step * (error - component);
+                for (whole k = 0; k < D; k++) by_u[k] += moved * g[k] - along * x[k];
+                put_sum(results[c] + n * D, g, -along, u, streamed, D);
             }
+            add(by_u, -by_factor * beta[n] * factor * factor * factor, u, D);
+            grad_beta[n] = by_beta;
         }
-        add(by_u, -by_factor * beta[n] * factor * factor * factor, u, D);
-        grad_beta[n] = by_beta;
+        if (streamed) end_of_stream();
     }
 }
