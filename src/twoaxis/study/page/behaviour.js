@@ -82,7 +82,6 @@
   // On a phone, a caption is its first sentence until a reader wants the rest.
   for (const rest of document.querySelectorAll("figcaption .rest")) {
     const button = Object.assign(document.createElement("button"), { type: "button", className: "more", textContent: "More" });
-    button.setAttribute("aria-label", "More on how to read the figure");
     button.setAttribute("aria-expanded", "false");
     button.addEventListener("click", () => {
       const open = button.getAttribute("aria-expanded") !== "true";
