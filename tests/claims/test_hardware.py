@@ -128,7 +128,7 @@ def test_growth_is_that_of_the_kept_result() -> None:
     bounds = kept_table("Bounds")
     assert bounds is not None
     (row,) = (row for row in bounds.rows if row[0].startswith(chunks.TIMES))
-    assert f": {row[bounds.columns.index('measured (min..max)')]} (Intel" in chunks.growth()
+    assert f": {row[bounds.columns.index('measured (min..max)')]} ({bounds.machine['machine']}, " in chunks.growth()
 
 
 def test_growth_is_read_by_the_name_of_its_column(monkeypatch: Patch) -> None:
