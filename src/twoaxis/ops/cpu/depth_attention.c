@@ -25,11 +25,14 @@ void depth_attention(
 }
 
 /* to = weight * x, or added to what other query heads left there. */
-INLINE void put(float *restrict to, float weight, const float *restrict x, int first, int streamed, whole n) {
+INLINE void put(float *restrict to, float weight, const float *restrict x, int first, int nontemporal, whole n) {
+    if (!first) {
+        add(to, weight, x, n);
+        return;
+    }
     whole c = 0;
-    if (!first) add(to, weight, x, n);
-    for (; first && c + LANES <= n; c += LANES) store_or_stream(to + c, weight * load(x + c), streamed);
-    for (; first && c < n; c++) to[c] = weight * x[c];
+    for (; c + LANES <= n; c += LANES) store_lanes(to + c, weight * load(x + c), nontemporal);
+    for (; c < n; c++) to[c] = weight * x[c];
 }
 
 /* Gradients of all arguments, of the mixture and of the log totals, whose gradient may be NULL. */
@@ -38,7 +41,9 @@ void depth_attention_backward(
     const float *log_totals, float *grad_q, rows_out grad_keys, rows_out grad_values, whole S, whole N, whole H, whole G, whole K,
     int threads) {
     const float scale = 1 / sqrtf(K);
-    const int streamed = G == H && bypasses(grad_keys, S, N * G * K, K) && bypasses(grad_values, S, N * G * K, K);
+    /* What several query heads add to is read again. */
+    const int alone = G == H && stores_nontemporal(grad_keys, S, N * G * K, K);
+    const int nontemporal = alone && stores_nontemporal(grad_values, S, N * G * K, K);
 #pragma omp parallel num_threads(threads) if (S * N * H * K > SMALL)
     {
 #pragma omp for
@@ -59,11 +64,11 @@ void depth_attention_backward(
                 for (whole s = 0; s < S; s++) {
                     weights[s] /= total;
                     by_weight[s] = scale * weights[s] * (by_weight[s] - mean + (by_total ? by_total[row] : 0));
-                    put(grad_keys[s] + at, by_weight[s], q + row * K, first, streamed, K);
-                    put(grad_values[s] + at, weights[s], g, first, streamed, K);
+                    put(grad_keys[s] + at, by_weight[s], q + row * K, first, nontemporal, K);
+                    put(grad_values[s] + at, weights[s], g, first, nontemporal, K);
                 }
                 ways_of_sum(1, 0, &grad_q, row * K, by_weight, 1, keys, S, at, 0, K);
             }
-        if (streamed) end_of_stream();
+        if (nontemporal) end_nontemporal();
     }
 }

@@ -55,12 +55,12 @@ void depth_read(
 /* to = g weight + q by_score + v along, and what later readers pass, or NULL. */
 INLINE void source_gradient(
     float *restrict to, const float *restrict g, const float *restrict q, const float *restrict v, const float *restrict passed,
-    float weight, float by_score, float along, int streamed, whole n) {
+    float weight, float by_score, float along, int nontemporal, whole n) {
     whole c = 0;
     for (; c + LANES <= n; c += LANES) {
         lanes found = weight * load(g + c) + by_score * load(q + c) + along * load(v + c);
         if (passed) found += load(passed + c);
-        store_or_stream(to + c, found, streamed);
+        store_lanes(to + c, found, nontemporal);
     }
     for (; c < n; c++) to[c] = weight * g[c] + by_score * q[c] + along * v[c] + (passed ? passed[c] : 0);
 }
@@ -75,7 +75,7 @@ void depth_read_backward(
     int threads) {
     const whole K = D / H;
     const float scaled = scale ? scale[0] : 1;
-    const int streamed = bypasses(results, S, N * D, K);
+    const int nontemporal = stores_nontemporal(results, S, N * D, K);
 #pragma omp parallel for num_threads(threads) if (S * N * D > SMALL)
     for (whole part = 0; part < PARTS; part++) {
         float *weights = scratch + part * (2 * S + 1) * H, *by_weight = weights + S * H, *means = by_weight + S * H;
@@ -116,11 +116,11 @@ void depth_read_backward(
                 for (whole h = 0; h < H && results[s]; h++)
                     source_gradient(
                         results[s] + n * D + h * K, g + h * K, q + h * K, v + h * K, later ? later + h * K : NULL,
-                        weights[s * H + h] * (normalised ? r : 1), by_weight[s * H + h], along, streamed, K);
+                        weights[s * H + h] * (normalised ? r : 1), by_weight[s * H + h], along, nontemporal, K);
             }
         }
         scale_parts[part] = by_scale;
-        if (streamed) end_of_stream();
+        if (nontemporal) end_nontemporal();
     }
     if (!query_each) add_parts(grad_query, query_parts, D);
     add_parts(grad_scale, scale_parts, 1);

@@ -69,10 +69,10 @@ void hyper_read(
 /* to = sum + later + along x - by_mean */
 INLINE void piece_gradient(
     float *restrict to, const float *restrict sum, const float *restrict later, const float *restrict x, float along, float by_mean,
-    int streamed, whole n) {
+    int nontemporal, whole n) {
     whole k = 0;
     for (; k + LANES <= n; k += LANES)
-        store_or_stream(to + k, load(sum + k) + (load(later + k) + along * load(x + k) - by_mean), streamed);
+        store_lanes(to + k, load(sum + k) + (load(later + k) + along * load(x + k) - by_mean), nontemporal);
     for (; k < n; k++) to[k] = sum[k] + (later[k] + along * x[k] - by_mean);
 }
 
@@ -85,7 +85,7 @@ void hyper_read_backward(
     float *grad_small, float *grad_maps, float *small_parts, float *map_parts, float *sum_parts, int bounded, whole n_streams,
     whole m, whole C, whole N, whole E, int threads) {
     const whole P = n_streams * m;
-    const int streamed = bypasses(results, n_streams, N * m * E, E);
+    const int nontemporal = stores_nontemporal(results, n_streams, N * m * E, E);
 #pragma omp parallel for num_threads(threads) if (P * N * E > SMALL)
     for (whole part = 0; part < PARTS; part++) {
         float *by_static = small_parts + part * (P + 2) * C, *by_scale = by_static + P * C, *by_offset = by_scale + C;
@@ -122,10 +122,10 @@ void hyper_read_backward(
             for (whole j = 0; j < P; j++) {
                 float *to = results[j / m] + (n * m + j % m) * E;
                 const float by_mean = means ? along[j] * means[j * N + n] : 0;
-                piece_gradient(to, sums[j], arrived[j], pieces[j], along[j], by_mean, streamed, E);
+                piece_gradient(to, sums[j], arrived[j], pieces[j], along[j], by_mean, nontemporal, E);
             }
         }
-        if (streamed) end_of_stream();
+        if (nontemporal) end_nontemporal();
     }
     add_parts(grad_small, small_parts, (P + 2) * C);
     add_parts(grad_maps, map_parts, C * E);

@@ -29,29 +29,32 @@ INLINE lanes load(const float *x) {
 
 INLINE void store(float *to, lanes value) { memcpy(to, &value, sizeof value); }
 
-/* From this many numbers on, what a call writes bypasses the caches: they would first read what is replaced, and are too small to
-   hold the results until these are needed. */
+/* From this many numbers on, a call writes them by non-temporal stores, which bypass the caches: these would first read what is
+   replaced, and are too small to hold the results until they are needed. */
 #define MANY (1 << 20)
 
 #ifdef __AVX__
 #include <immintrin.h>
-INLINE void store_or_stream(float *to, lanes value, int streamed) {
-    if (streamed)
+INLINE void store_lanes(float *to, lanes value, int nontemporal) {
+    if (nontemporal)
         _mm256_stream_ps(to, (__m256)value);
     else
         store(to, value);
 }
-INLINE void end_of_stream(void) { _mm_sfence(); }
+INLINE void end_nontemporal(void) { _mm_sfence(); }
 #else
-INLINE void store_or_stream(float *to, lanes value, int streamed) { store(to, value); }
-INLINE void end_of_stream(void) {}
+INLINE void store_lanes(float *to, lanes value, int nontemporal) { store(to, value); }
+INLINE void end_nontemporal(void) {}
 #endif
 
-/* Whether `count` results of n numbers, written in runs of `run`, bypass the caches. */
-static int bypasses(rows_out results, whole count, whole n, whole run) {
-    for (whole i = 0; i < count; i++)
+/* Whether a call writes its results so, of n numbers each, in pieces of `piece`; NULL is a result that nobody asks for. */
+static int stores_nontemporal(rows_out results, whole count, whole n, whole piece) {
+    whole asked = 0;
+    for (whole i = 0; i < count; i++) {
         if ((uintptr_t)results[i] % sizeof(lanes)) return 0;
-    return count * n >= MANY && run % LANES == 0;
+        asked += results[i] != NULL;
+    }
+    return asked * n >= MANY && piece % LANES == 0;
 }
 
 INLINE float sum_of(lanes value) {
@@ -63,9 +66,9 @@ INLINE float sum_of(lanes value) {
 
 /* to = x + weight y */
 INLINE void put_sum(
-    float *restrict to, const float *restrict x, float weight, const float *restrict y, int streamed, whole n) {
+    float *restrict to, const float *restrict x, float weight, const float *restrict y, int nontemporal, whole n) {
     whole c = 0;
-    for (; c + LANES <= n; c += LANES) store_or_stream(to + c, load(x + c) + weight * load(y + c), streamed);
+    for (; c + LANES <= n; c += LANES) store_lanes(to + c, load(x + c) + weight * load(y + c), nontemporal);
     for (; c < n; c++) to[c] = x[c] + weight * y[c];
 }
 
@@ -83,7 +86,7 @@ INLINE void add_parts(float *restrict total, const float *parts, whole n) {
    on: a source is loaded once for all of them. */
 INLINE void ways_of_sum(
     const int WAYS, const int ADDS, rows_out to, whole to_at, const float *weights, whole stride, rows_in x, whole count, whole at,
-    int streamed, whole n) {
+    int nontemporal, whole n) {
     whole c = 0;
     for (; c + 2 * LANES <= n; c += 2 * LANES) {
         lanes first[4] = {{0}}, second[4] = {{0}};
@@ -99,8 +102,8 @@ INLINE void ways_of_sum(
             }
         }
         for (int i = 0; i < WAYS; i++) {
-            store_or_stream(to[i] + to_at + c, first[i], streamed);
-            store_or_stream(to[i] + to_at + c + LANES, second[i], streamed);
+            store_lanes(to[i] + to_at + c, first[i], nontemporal);
+            store_lanes(to[i] + to_at + c + LANES, second[i], nontemporal);
         }
     }
     for (; c < n; c++)
@@ -113,16 +116,16 @@ INLINE void ways_of_sum(
 
 /* The same for any number of results; weights are [count, ways]. */
 INLINE void any_sums(
-    const int ADDS, rows_out to, whole ways, const float *weights, rows_in x, whole count, whole at, int streamed, whole n) {
+    const int ADDS, rows_out to, whole ways, const float *weights, rows_in x, whole count, whole at, int nontemporal, whole n) {
     whole i = 0;
-    for (; i + 4 <= ways; i += 4) ways_of_sum(4, ADDS, to + i, at, weights + i, ways, x, count, at, streamed, n);
-    for (; i + 2 <= ways; i += 2) ways_of_sum(2, ADDS, to + i, at, weights + i, ways, x, count, at, streamed, n);
-    for (; i < ways; i++) ways_of_sum(1, ADDS, to + i, at, weights + i, ways, x, count, at, streamed, n);
+    for (; i + 4 <= ways; i += 4) ways_of_sum(4, ADDS, to + i, at, weights + i, ways, x, count, at, nontemporal, n);
+    for (; i + 2 <= ways; i += 2) ways_of_sum(2, ADDS, to + i, at, weights + i, ways, x, count, at, nontemporal, n);
+    for (; i < ways; i++) ways_of_sum(1, ADDS, to + i, at, weights + i, ways, x, count, at, nontemporal, n);
 }
 
 static void weighted_sums(
-    rows_out to, whole ways, const float *weights, rows_in x, whole count, whole at, int streamed, whole n) {
-    any_sums(0, to, ways, weights, x, count, at, streamed, n);
+    rows_out to, whole ways, const float *weights, rows_in x, whole count, whole at, int nontemporal, whole n) {
+    any_sums(0, to, ways, weights, x, count, at, nontemporal, n);
 }
 
 static void add_weighted_sums(rows_out to, whole ways, const float *weights, rows_in x, whole count, whole at, whole n) {

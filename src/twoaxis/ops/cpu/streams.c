@@ -18,7 +18,7 @@ void mix_streams(
     const float *given[MOST + 1];
     for (whole j = 0; j < S; j++) given[j] = sources[j];
     given[S] = update;
-    const int streamed = bypasses(results, K, N * D, D);
+    const int nontemporal = stores_nontemporal(results, K, N * D, D);
 #pragma omp parallel num_threads(threads) if (S * N * D > SMALL)
     {
 #pragma omp for
@@ -26,13 +26,13 @@ void mix_streams(
             float row[(MOST + 1) * MOST];
             weights_of(row, residual, residual_each, write, write_each, S, K, n, N);
             if (residual) {
-                weighted_sums(results, K, row, given, S + (update != NULL), n * D, streamed, D);
+                weighted_sums(results, K, row, given, S + (update != NULL), n * D, nontemporal, D);
                 continue;
             }
             for (whole i = 0; i < K; i++)
-                put_sum(results[i] + n * D, sources[i] + n * D, row[i], update + n * D, streamed, D);
+                put_sum(results[i] + n * D, sources[i] + n * D, row[i], update + n * D, nontemporal, D);
         }
-        if (streamed) end_of_stream();
+        if (nontemporal) end_nontemporal();
     }
 }
 
@@ -47,7 +47,7 @@ void mix_streams_backward(
     float *wanted[MOST + 1];
     for (whole j = 0; j < by_source; j++) given[j] = sources[j], wanted[j] = results[j];
     given[by_source] = update, wanted[by_source] = grad_update;
-    const int streamed = bypasses(wanted, count, N * D, D);
+    const int nontemporal = stores_nontemporal(wanted, count, N * D, D);
 #pragma omp parallel for num_threads(threads) if (S * N * D > SMALL)
     for (whole part = 0; part < PARTS; part++) {
         float row[(MOST + 1) * MOST], turned[(MOST + 1) * MOST], products[MOST];
@@ -57,7 +57,7 @@ void mix_streams_backward(
             weights_of(row, residual, residual_each, write, write_each, S, K, n, N);
             for (whole j = 0; j < count; j++)
                 for (whole i = 0; i < K; i++) turned[i * count + j] = row[j * K + i];
-            weighted_sums(wanted, count, turned, grads, K, n * D, streamed, D);
+            weighted_sums(wanted, count, turned, grads, K, n * D, nontemporal, D);
             for (whole j = 0; j < count; j++) {
                 const int of_update = j == by_source, each = of_update ? write_each : residual_each;
                 float *to = of_update ? grad_write : grad_residual;
@@ -71,7 +71,7 @@ void mix_streams_backward(
                         sums[i] += products[i];
             }
         }
-        if (streamed) end_of_stream();
+        if (nontemporal) end_nontemporal();
     }
     if (grad_residual && !residual_each) add_parts(grad_residual, residual_parts, S * K);
     if (grad_write && !write_each) add_parts(grad_write, write_parts, K);
@@ -81,7 +81,7 @@ void mix_streams_backward(
 void delta_write(
     rows_in channels, rows_out results, const float *direction, const float *targets, const float *beta, float eps, int erases,
     whole C, whole N, whole D, int threads) {
-    const int streamed = bypasses(results, C, N * D, D);
+    const int nontemporal = stores_nontemporal(results, C, N * D, D);
 #pragma omp parallel num_threads(threads) if (C * N * D > SMALL)
     {
 #pragma omp for
@@ -91,17 +91,17 @@ void delta_write(
             for (whole c = 0; c < C; c++) {
                 const float *x = channels[c] + n * D;
                 const float error = targets[c * N + n] - (erases ? factor * dot(x, u, D) : 0), step = beta[n] * factor * error;
-                put_sum(results[c] + n * D, x, step, u, streamed, D);
+                put_sum(results[c] + n * D, x, step, u, nontemporal, D);
             }
         }
-        if (streamed) end_of_stream();
+        if (nontemporal) end_nontemporal();
     }
 }
 
 void delta_write_backward(
     rows_in grads, rows_in channels, rows_out results, const float *direction, const float *targets, const float *beta,
     float *grad_direction, float *grad_targets, float *grad_beta, float eps, int erases, whole C, whole N, whole D, int threads) {
-    const int streamed = bypasses(results, C, N * D, D);
+    const int nontemporal = stores_nontemporal(results, C, N * D, D);
 #pragma omp parallel num_threads(threads) if (C * N * D > SMALL)
     {
 #pragma omp for
@@ -120,11 +120,11 @@ void delta_write_backward(
                 by_beta += by_step * factor * error;
                 by_factor += by_step * (error - component);
                 for (whole k = 0; k < D; k++) by_u[k] += moved * g[k] - along * x[k];
-                put_sum(results[c] + n * D, g, -along, u, streamed, D);
+                put_sum(results[c] + n * D, g, -along, u, nontemporal, D);
             }
             add(by_u, -by_factor * beta[n] * factor * factor * factor, u, D);
             grad_beta[n] = by_beta;
         }
-        if (streamed) end_of_stream();
+        if (nontemporal) end_nontemporal();
     }
 }
