@@ -6,9 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from twoaxis import ConfigError, Decoder
+from twoaxis.ops.cpu import library
+from twoaxis.ops.depth_read import depth_read
 from twoaxis.train import TrainConfig, read_metrics, train
 
 Recipe = Callable[..., TrainConfig]
@@ -57,8 +60,55 @@ def test_compiled_equals_eager(
     torch.testing.assert_close(losses[1], losses[0], rtol=1e-5, atol=0.0)
 
 
-def test_an_exported_model_needs_no_operator_of_ours() -> None:
-    model = Decoder.build({"vocab_size": 8, "d_model": 8, "n_layers": 1})
+@pytest.mark.parametrize(
+    ("depth", "operators"),
+    [
+        ("attention_residuals", ["depth_read", "inverse_rms"]),
+        ("deep_delta", ["delta_write"]),
+        ({"kind": "mhc", "n_streams": 2}, ["mix_streams", "sinkhorn"]),
+    ],
+)
+def test_a_graph_with_gradients_calls_kernels_and_one_without_none(
+    depth: Any, operators: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches a compiled training step that falls back to plain forms, and decoding that calls a kernel for a few numbers."""
+    assert library.status() == "on"
+    model = Decoder.build({"vocab_size": 8, "d_model": 8, "n_layers": 2, "depth": depth})
+    tokens, real = torch.randint(8, (2, 6)), library.call
+    inputs, targets = tokens[:, :-1], tokens[:, 1:]
+    expected, called = model.loss(inputs, targets)[0], set[str]()
+
+    def noted(name: str, *arguments: Any) -> None:
+        called.add(name)
+        real(name, *arguments)
+
+    monkeypatch.setattr(library, "call", noted)
+    for gradients in (False, True):
+        torch._dynamo.reset()
+        with torch.set_grad_enabled(gradients):
+            loss, *_ = torch.compile(model.loss, backend="aot_eager", fullgraph=True)(inputs, targets)
+        torch.testing.assert_close(loss, expected)
+        if gradients:
+            loss.backward()
+        assert called == {name for each in operators for name in (each, f"{each}_backward") if gradients}
+
+
+def test_a_transformed_and_compiled_read_runs_in_its_plain_form() -> None:
+    """Catches zeros in place of a gradient: a transform within a graph takes the results of kernels for constants."""
+    assert library.status() == "on"
+    sources, factors = [torch.randn(2, 3, 8) for _ in range(2)], [torch.rand(2, 3) for _ in range(2)]
+
+    def gradient(query: Tensor) -> Tensor:
+        return torch.func.grad(lambda q: depth_read(sources, factors, q).square().sum())(query)
+
+    query = torch.randn(8)
+    torch._dynamo.reset()
+    torch.testing.assert_close(torch.compile(gradient, backend="aot_eager", fullgraph=True)(query), gradient(query))
+
+
+@pytest.mark.parametrize("depth", ["residual", "attention_residuals"])
+def test_an_exported_model_needs_no_operator_of_ours(depth: str) -> None:
+    model = Decoder.build({"vocab_size": 8, "d_model": 8, "n_layers": 1, "depth": depth})
     exported = torch.export.export(model, (torch.zeros(1, 4, dtype=torch.long),))
     assert "twoaxis" not in exported.graph_module.code
 

@@ -44,9 +44,9 @@ def depth_read(
     Deviates: the inverse rms of a source is given, since it is the same at every read of that source. One with a gradient
               (`source_factor`) receives it; one without is a statistic, and the source receives what flows through it
     Engines:  on a GPU kernels, also under `torch.compile`: 16 or 32 bits, at most 63 sources and 8192 numbers per row, heads
-              padded to powers of two; on a CPU kernels in C: float32, at most 63 sources. They use no atomics, so
-              runs repeat to the bit. Everything else runs in plain PyTorch, and rows that are not contiguous or begin at no
-              multiple of 16 bytes are copied
+              padded to powers of two; on a CPU kernels in C, compiled only where gradients are on: float32, at most 63
+              sources. They use no atomics, so runs repeat to the bit. Everything else runs in plain PyTorch, and rows that
+              are not contiguous or begin at no multiple of 16 bytes are copied
     Cost:     flops 4*D per source and token, H more for normalised values; saves the sources themselves and 1 + 2*H numbers
               per source and token
 
@@ -195,7 +195,7 @@ def passing_factor(
 
 def _factor(v: Tensor, eps: float, impl: Impl, passes: bool) -> tuple[Tensor, ...]:
     """The factor and, where a kernel passes it on, the source."""
-    if impl == "fused" and (library.served(v) or depth_read_operator.serves([v], 1)):
+    if impl == "fused" and (library.operator_served(v) or depth_read_operator.serves([v], 1)):
         return norm_operator.source_factor(v, eps, passes)
     if runs_plain(impl):
         return (torch.rsqrt(v.to(statistics_dtype(v)).square().mean(-1) + eps),)

@@ -50,6 +50,11 @@ def without_kernels() -> Iterator[None]:
         _State.on = before
 
 
+def transformed() -> bool:
+    """Whether functorch transforms PyTorch's operations; it would take what kernels compute for constants."""
+    return torch._C._are_functorch_transforms_active()
+
+
 LIBRARY = torch.library.Library("twoaxis", "FRAGMENT")
 
 

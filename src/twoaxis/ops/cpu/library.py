@@ -26,7 +26,7 @@ from torch.autograd import forward_ad
 from twoaxis.core.errors import ConfigError, DataError
 from twoaxis.core.files import cache_folder, draft_of, remove_drafts, try_lock
 from twoaxis.ops import kernels
-from twoaxis.ops.precision import IN_PLAIN_FORMS, refuse_second_gradients, runs_plain
+from twoaxis.ops.precision import IN_PLAIN_FORMS, refuse_second_gradients, within_plain_forms
 
 PARTS = 64
 """Parts of the rows, for the scratch of sums over rows."""
@@ -81,14 +81,38 @@ def concerned(x: Tensor) -> bool:
 
 def served(*tensors: Tensor | None) -> bool:
     """Whether the kernels compute with these tensors: float32 on a CPU, in no compiled graph, switched on."""
+    if torch.compiler.is_compiling():
+        return False
+    watched = torch.jit.is_tracing() or forward_ad._current_level >= 0
+    return _are_taken(tensors) and not watched and _load().kernels is not None
+
+
+def operator_served(*tensors: Tensor | None) -> bool:
+    """Whether the kernels compute an operator of torch's library with these tensors: also in a graph that is compiled to train.
+
+    Without gradients a compiler makes as fast a graph of the plain form, where small steps of decoding call nothing.
+    """
+    if not torch.compiler.is_compiling():
+        return served(*tensors)
+    trains = torch.is_grad_enabled() and not torch.compiler.is_exporting()
+    return trains and _are_taken(tensors) and _is_loaded()
+
+
+def _are_taken(tensors: Sequence[Tensor | None]) -> bool:
+    """Whether kernels are switched on and take these tensors."""
     for x in tensors:
         if x is not None and not (_is_plain(x) and x.dtype == torch.float32 and x.device.type == "cpu"):
             return False
-    if kernels.INTERPRETED or not kernels.switched_on() or runs_plain("fused"):
-        return False
-    # What watches PyTorch's operations would miss these.
-    watched = torch._C._are_functorch_transforms_active() or torch.jit.is_tracing() or forward_ad._current_level >= 0
-    return not watched and _load().kernels is not None
+    return not kernels.INTERPRETED and kernels.switched_on() and not within_plain_forms() and not kernels.transformed()
+
+
+def _is_loaded() -> bool:
+    """Whether there are kernels, which a compiler need not trace."""
+    return _load().kernels is not None
+
+
+# As `torch.compiler.assume_constant_result` marks it, which loads the compiler, and Triton.
+vars(_is_loaded)["_dynamo_marked_constant"] = True
 
 
 def _is_plain(x: Tensor) -> bool:

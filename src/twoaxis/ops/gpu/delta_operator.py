@@ -113,7 +113,7 @@ def serves(channels: Sequence[Tensor], direction: Tensor, targets: Tensor, beta:
     shape = direction.shape
     alike = beta.shape == shape[:-1] == targets.shape[1:] and all(x.shape == shape for x in channels)
     if library.concerned(direction):
-        return alike and library.served(*channels, direction, targets, beta)
+        return alike and library.operator_served(*channels, direction, targets, beta)
     few = len(channels) <= MOST_CHANNELS and shape[-1] <= launch.MOST_LANES
     return alike and few and all(map(launch.served, (*channels, direction, targets, beta)))
 

@@ -251,7 +251,7 @@ def serves_on_cpu(
     fits = len(sources) <= launch.MOST_SOURCES and v.shape[-1] % n_heads == 0
     fits = fits and query.shape in (v.shape[-1:], v.shape) and all(r.shape == v.shape[:-1] for r in inverse_rms)
     fits = fits and (stream is None or stream.shape == v.shape) and (scale is None or (scale.numel() == 1 and scale.ndim <= 1))
-    return fits and library.served(*sources, *inverse_rms, query, stream, scale)
+    return fits and library.operator_served(*sources, *inverse_rms, query, stream, scale)
 
 
 def read(

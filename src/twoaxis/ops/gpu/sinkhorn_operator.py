@@ -86,7 +86,7 @@ def serves(logits: Tensor, start: str) -> bool:
     """Whether the kernels normalise these matrices: small ones, and not on logarithms."""
     served, most = launch.served(logits), MOST_STREAMS
     if library.concerned(logits):
-        served, most = library.served(logits), library.MOST_STREAMS
+        served, most = library.operator_served(logits), library.MOST_STREAMS
     return served and logits.shape[0] == logits.shape[1] <= most and start != "log"
 
 

@@ -164,7 +164,7 @@ def serves(
     alike = alike and all(one.ndim == 2 or (len(shape) == 3 and one.shape[2:] == shape[:-1]) for one in weights)
     if library.concerned(streams[0]):
         few = max(len(streams), weights[0].shape[1]) <= library.MOST_TENSORS
-        return alike and few and library.served(*given, *weights)
+        return alike and few and library.operator_served(*given, *weights)
     few = len(given) <= MOST_TENSORS and len(given) * weights[0].shape[1] <= MOST_WEIGHTS
     return alike and few and all(map(launch.served, (*given, *weights)))
 
