@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch.autograd import forward_ad
 
 from twoaxis import ConfigError, Decoder
 from twoaxis.ops.cpu import library
@@ -93,17 +94,40 @@ def test_a_graph_with_gradients_calls_kernels_and_one_without_none(
         assert called == {name for each in operators for name in (each, f"{each}_backward") if gradients}
 
 
-def test_a_transformed_and_compiled_read_runs_in_its_plain_form() -> None:
+def _gradient(read: Callable[[Tensor], Tensor], query: Tensor) -> Tensor:
+    return torch.func.grad(lambda q: read(q).square().sum())(query)
+
+
+def _derivative(read: Callable[[Tensor], Tensor], query: Tensor) -> Tensor:
+    return torch.func.jvp(read, (query,), (query.cos(),))[1]
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
+@pytest.mark.parametrize("transform", [_gradient, _derivative])
+def test_a_transformed_and_compiled_read_runs_in_its_plain_form(transform: Callable[..., Tensor]) -> None:
     """Catches zeros in place of a gradient: a transform within a graph takes the results of kernels for constants."""
+    read, query = _read(), torch.randn(8)
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda q: transform(read, q), backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(query), transform(read, query))
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
+def test_a_compiled_read_passes_on_a_tangent() -> None:
+    """Catches a tangent that a kernel in a graph drops."""
+    read, query = _read(), torch.randn(8)
+    torch._dynamo.reset()
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(query, query.cos())
+        found = forward_ad.unpack_dual(torch.compile(read, backend="aot_eager")(dual)).tangent
+    torch.testing.assert_close(found, _derivative(read, query))
+
+
+def _read() -> Callable[[Tensor], Tensor]:
+    """A depth read that kernels serve, of its query."""
     assert library.status() == "on"
     sources, factors = [torch.randn(2, 3, 8) for _ in range(2)], [torch.rand(2, 3) for _ in range(2)]
-
-    def gradient(query: Tensor) -> Tensor:
-        return torch.func.grad(lambda q: depth_read(sources, factors, q).square().sum())(query)
-
-    query = torch.randn(8)
-    torch._dynamo.reset()
-    torch.testing.assert_close(torch.compile(gradient, backend="aot_eager", fullgraph=True)(query), gradient(query))
+    return lambda query: depth_read(sources, factors, query)
 
 
 @pytest.mark.parametrize("depth", ["residual", "attention_residuals"])

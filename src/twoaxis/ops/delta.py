@@ -46,7 +46,7 @@ def delta_writes(
     Source:   Deep Delta Learning, arXiv:2601.00417v1, eq. 2.5, with X = [x_1 ... x_C]
     Deviates: the fused engine never forms k: x' = x + a u with a = beta r (v - r u^T x), r = 1/sqrt(|u|^2 + eps^2)
     Engines:  on a GPU kernels, also under `torch.compile`: 16 or 32 bits, at most 4 channels and 8192 numbers per row; on
-              a CPU kernels in C in float32, compiled only where gradients are on. They save their arguments alone. Everything
+              a CPU kernels in C in float32, in compiled graphs only with gradients. They save their arguments alone. Everything
               else runs in torch's engine
     Cost:     flops 4*D per row and channel, and 2*D per row; saves the channels, u and a few numbers per row
 

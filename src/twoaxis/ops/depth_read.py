@@ -44,7 +44,7 @@ def depth_read(
     Deviates: the inverse rms of a source is given, since it is the same at every read of that source. One with a gradient
               (`source_factor`) receives it; one without is a statistic, and the source receives what flows through it
     Engines:  on a GPU kernels, also under `torch.compile`: 16 or 32 bits, at most 63 sources and 8192 numbers per row, heads
-              padded to powers of two; on a CPU kernels in C, compiled only where gradients are on: float32, at most 63
+              padded to powers of two; on a CPU kernels in C, in compiled graphs only with gradients: float32, at most 63
               sources. They use no atomics, so runs repeat to the bit. Everything else runs in plain PyTorch, and rows that
               are not contiguous or begin at no multiple of 16 bytes are copied
     Cost:     flops 4*D per source and token, H more for normalised values; saves the sources themselves and 1 + 2*H numbers

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from twoaxis.core.errors import ConfigError, problem
 
@@ -50,9 +51,9 @@ def without_kernels() -> Iterator[None]:
         _State.on = before
 
 
-def transformed() -> bool:
-    """Whether functorch transforms PyTorch's operations; it would take what kernels compute for constants."""
-    return torch._C._are_functorch_transforms_active()
+def watched() -> bool:
+    """Whether something watches PyTorch's operations, and would take what kernels compute for constants."""
+    return torch._C._are_functorch_transforms_active() or torch.jit.is_tracing() or forward_ad._current_level >= 0
 
 
 LIBRARY = torch.library.Library("twoaxis", "FRAGMENT")

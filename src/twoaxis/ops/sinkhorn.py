@@ -70,7 +70,7 @@ def sinkhorn(logits: Float[Tensor, "n n *each"], options: Sinkhorn, impl: Impl =
     Source:   mHC, arXiv:2512.24880, section 4.2; Sinkhorn and Knopp, 1967
     Deviates: starts, orders and eps of other implementations are options
     Engines:  on a GPU kernels, also under `torch.compile`: 16 or 32 bits, n at most 4, every start but `log`; on a CPU
-              kernels in C, compiled only where gradients are on: float32, n at most 8, the same starts. Everything else
+              kernels in C, in compiled graphs only with gradients: float32, n at most 8, the same starts. Everything else
               runs in torch's engine
     Cost:     flops 4*n^2 per round and token; saves the logits and runs the rounds again in the backward pass, which then
               inverts each of them by its sums instead of saving 2*rounds matrices

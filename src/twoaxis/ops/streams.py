@@ -39,7 +39,7 @@ def mix_pieces(
     Shapes:   weights one number each, or one per token ("B T"), in the precision of statistics; each X'_i in the dtype of the
               streams, rounded once
     Engines:  on a GPU kernels, also under `torch.compile`: 16 or 32 bits, whole streams, at most 20 weights per token, such as
-              4 x 4 and 4 for the update; on a CPU kernels in C, compiled only where gradients are on: float32, whole streams,
+              4 x 4 and 4 for the update; on a CPU kernels in C, in compiled graphs only with gradients: float32, whole streams,
               at most 64. They use no atomics, so runs repeat to the bit. Everything else runs in plain PyTorch
     Cost:     flops 2*D/m per weight and token; saves the streams, the update and the weights
 

@@ -202,19 +202,29 @@ def test_sinkhorn(n: int, rounds: int, start: Any, order: Any, eps: float, rows:
 
 
 @few
-@given(S=st.integers(1, 3), C=widths, k=sizes, d=st.integers(1, 3), past=st.integers(0, 7), documents=flags, biased=flags)
-def test_causal_convolution(S: int, C: int, k: int, d: int, past: int, documents: bool, biased: bool) -> None:
-    known = torch.arange(past + 6).div(4, rounding_mode="floor").expand(2, -1) if documents else None
+@given(
+    S=st.integers(1, 3),
+    C=widths,
+    k=sizes,
+    d=st.integers(1, 3),
+    past=st.integers(0, 7),
+    documents=flags,
+    biased=flags,
+    rows=tokens,
+)
+def test_causal_convolution(S: int, C: int, k: int, d: int, past: int, documents: bool, biased: bool, rows: Rows) -> None:
+    B, T = rows
+    known = torch.arange(past + T).div(4, rounding_mode="floor").expand(B, -1) if documents else None
 
     def convolve(impl: Impl) -> Operator:
-        def run(weights: Tensor, bias: Tensor, *rows: Tensor) -> Tensor:
-            histories = rows[S:] if past else None
-            given = rows[:S], weights, bias if biased else None
+        def run(weights: Tensor, bias: Tensor, *tensors: Tensor) -> Tensor:
+            histories = tensors[S:] if past else None
+            given = tensors[:S], weights, bias if biased else None
             return causal_conv_sum(*given, histories=histories, documents=known, dilation=d, impl=impl)
 
         return run
 
-    assert_equal("causal_conv", convolve, (S, C, k), (C,), *[(2, 6, C)] * S, *[(2, past, C)] * (S if past else 0))
+    assert_equal("causal_conv", convolve, (S, C, k), (C,), *[(B, T, C)] * S, *[(B, past, C)] * (S if past else 0))
 
 
 @few
@@ -253,6 +263,9 @@ def test_attention_along_depth(S: int, G: int, queries: int, K: int, total: bool
         (test_dynamic_read, {"n": 4, "m": 2, "E": 64, "extra": 2, "rule": ("rms", False)}),
         (test_delta_write, {"C": 4, "D": 128, "erases": True}),
         (test_attention_along_depth, {"S": 4, "G": 2, "queries": 1, "K": 64, "total": True}),
+        # More channels than are taken together.
+        (test_causal_convolution, {"S": 1, "C": 520, "k": 4, "d": 1, "past": 2, "documents": False, "biased": True}),
+        (test_causal_convolution, {"S": 2, "C": 520, "k": 3, "d": 2, "past": 0, "documents": True, "biased": False}),
     ],
 )
 def test_results_that_bypass_the_caches(test: Any, given: dict[str, Any]) -> None:

@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import forward_ad
 
 from twoaxis.core.errors import ConfigError, DataError
 from twoaxis.core.files import cache_folder, draft_of, remove_drafts, try_lock
@@ -83,8 +82,7 @@ def served(*tensors: Tensor | None) -> bool:
     """Whether the kernels compute with these tensors: float32 on a CPU, in no compiled graph, switched on."""
     if torch.compiler.is_compiling():
         return False
-    watched = torch.jit.is_tracing() or forward_ad._current_level >= 0
-    return _are_taken(tensors) and not watched and _load().kernels is not None
+    return _are_taken(tensors) and _load().kernels is not None
 
 
 def operator_served(*tensors: Tensor | None) -> bool:
@@ -103,7 +101,7 @@ def _are_taken(tensors: Sequence[Tensor | None]) -> bool:
     for x in tensors:
         if x is not None and not (_is_plain(x) and x.dtype == torch.float32 and x.device.type == "cpu"):
             return False
-    return not kernels.INTERPRETED and kernels.switched_on() and not within_plain_forms() and not kernels.transformed()
+    return not kernels.INTERPRETED and kernels.switched_on() and not within_plain_forms() and not kernels.watched()
 
 
 def _is_loaded() -> bool:

@@ -43,7 +43,7 @@ def status() -> str:
 def served(x: Tensor) -> bool:
     """Whether kernels compute with tensors like this one: on a GPU, in 16 or 32 bits, switched on and installed."""
     on_device = x.is_cuda or (kernels.INTERPRETED and x.device.type == "cpu")
-    usable = INSTALLED and kernels.switched_on() and not within_plain_forms() and not kernels.transformed()
+    usable = INSTALLED and kernels.switched_on() and not within_plain_forms() and not kernels.watched()
     return on_device and x.dtype in DTYPES and usable
 
 
