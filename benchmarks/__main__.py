@@ -27,7 +27,7 @@ def main() -> int:
     """Runs the sections and prints the table of bounds; 1 when a bound is missed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("sections", nargs="*", help=f"any of {', '.join(SECTIONS)}; all by default")
-    parser.add_argument("--rounds", type=int, default=5, help="samples of each candidate")
+    parser.add_argument("--rounds", type=int, default=4, help="samples of each candidate")
     parser.add_argument("--save", type=Path, help="also write everything to this Markdown file, the bounds first")
     arguments = parser.parse_args()
     unknown = [section for section in arguments.sections if section not in SECTIONS]

@@ -5,6 +5,8 @@ import torch
 
 from twoaxis import Decoder, DecoderConfig, generate
 from twoaxis.model.generate import WORTH_A_LAYOUT_TOKENS, column_major_weights, stream
+from twoaxis.ops.cpu.step_kernels import LEAST_WEIGHTS, MOST_ROWS
+from twoaxis.ops.kernels import without_kernels
 
 
 def model(tied: bool = True) -> Decoder:
@@ -22,6 +24,17 @@ def test_values_and_parameters_stay(tied: bool) -> None:
         assert all(torch.equal(value, values[name]) for name, value in decoder.state_dict().items())
     assert all(before[name] is parameter and parameter.is_contiguous() for name, parameter in decoder.named_parameters())
     assert all(torch.equal(value, values[name]) for name, value in decoder.state_dict().items())
+
+
+def test_weights_that_the_kernel_of_few_rows_reads_stay_as_they_are() -> None:
+    decoder = Decoder.build({"vocab_size": 13, "d_model": 128, "n_layers": 1})
+    output, qkv = (decoder.get_parameter(f"blocks.0.attention.mixer.{name}.weight") for name in ("output", "qkv"))
+    assert qkv.numel() >= LEAST_WEIGHTS > output.numel()
+    for rows, stays in ((None, False), (MOST_ROWS, True), (MOST_ROWS + 1, False)):
+        with column_major_weights(decoder, rows):
+            assert qkv.is_contiguous() == stays and not output.is_contiguous()
+    with without_kernels(), column_major_weights(decoder, 1):
+        assert not qkv.is_contiguous()
 
 
 def test_an_update_meanwhile_is_kept() -> None:

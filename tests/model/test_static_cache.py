@@ -10,6 +10,7 @@ import torch
 
 from twoaxis.depth import ResidualConfig
 from twoaxis.model import Decoder
+from twoaxis.model.block import RMSNorm
 from twoaxis.model.generate import generate
 from twoaxis.model.static_cache import _PROGRAMS, ROOM_TOKENS, StaticSteps
 from twoaxis.testing.toy import toy_decoder
@@ -49,6 +50,20 @@ def test_any_number_of_programs_is_compiled_and_none_keeps_its_model(monkeypatch
     del model
     gc.collect()
     assert alive() is None
+
+
+@pytest.mark.compile
+def test_a_compiled_step_notices_what_changes_in_its_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    model = toy_decoder(ResidualConfig(), max_seq_len=64)
+    before = generate(model, [[1, 2]], 8, compile=True)
+    norms = [module for module in model.modules() if isinstance(module, RMSNorm)]
+    for norm in norms:
+        norm.scale = -3.0
+    after = generate(model, [[1, 2]], 8, compile=True)
+    assert after == generate(model, [[1, 2]], 8) != before
+    model.float()
+    assert generate(model, [[1, 2]], 8, compile=True) == generate(model, [[1, 2]], 8)
 
 
 def test_a_ring_has_room_for_a_multiple_of_tokens_and_no_more_than_the_model() -> None:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol, cast
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
@@ -23,6 +22,7 @@ from twoaxis.local.places import mix_locally
 from twoaxis.model.block import Block, RMSNorm, run_blocks
 from twoaxis.model.cache import DecoderCache
 from twoaxis.model.config import DecoderConfig
+from twoaxis.ops.cpu.step_kernels import linear
 from twoaxis.ops.cross_entropy import IGNORE, linear_cross_entropy
 
 
@@ -269,7 +269,7 @@ class Decoder(DeclaredModule):
 
     def logits(self, hidden: Float[Tensor, "*n D"]) -> Float[Tensor, "*n V"]:
         """Scores every token of the vocabulary."""
-        return F.linear(hidden, self.head_weight)
+        return linear(hidden, self.head_weight)
 
     def loss(
         self,

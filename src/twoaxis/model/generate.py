@@ -18,17 +18,24 @@ from twoaxis.core.errors import ConfigError, DataError, nearest, problem
 from twoaxis.core.layout import TokenLayout
 from twoaxis.model.decoder import Decoder, token_row
 from twoaxis.model.static_cache import StaticSteps, check_compiler, histories_are_full
+from twoaxis.ops.cpu import library, step_kernels
 
 
 @contextmanager
-def column_major_weights(model: Decoder) -> Iterator[None]:
+def column_major_weights(model: Decoder, compiled_rows: int | None = None) -> Iterator[None]:
     """Stores weight matrices in column-major order inside the context; values and parameter objects stay the same.
 
     A step of generation multiplies every matrix with one vector per row of the batch. With one row, BLAS is up to three
     times faster when the weights of consecutive outputs are adjacent in memory. On a GPU nothing changes.
+
+    Args:
+        model: the decoder.
+        compiled_rows: rows of the steps if these are compiled; weights that their kernel in C reads stay as they are.
     """
     candidates = [*(module.weight for module in model.modules() if isinstance(module, nn.Linear)), model.head_weight]
     weights = [weight for weight in candidates if weight.device.type == "cpu" and weight.is_contiguous()]
+    if compiled_rows is not None and library.served():
+        weights = [weight for weight in weights if not step_kernels.takes_few_rows(compiled_rows, weight)]
     # Not as inference tensors, which could not be trained afterwards.
     with torch.inference_mode(False):
         for weight in weights:
@@ -243,11 +250,12 @@ def stream(
 
     chunk = prefill_chunk_tokens or tokens.shape[1]
     steps = _steps(model, tokens, layout, max_new_tokens, choose, chunk, compile)
-    return steps if max_new_tokens < WORTH_A_LAYOUT_TOKENS else _in_decode_layout(model, steps)
+    compiled_rows = len(tokens) if compile else None
+    return steps if max_new_tokens < WORTH_A_LAYOUT_TOKENS else _in_decode_layout(model, steps, compiled_rows)
 
 
-def _in_decode_layout(model: Decoder, steps: Iterator[list[int]]) -> Iterator[list[int]]:
-    with column_major_weights(model):
+def _in_decode_layout(model: Decoder, steps: Iterator[list[int]], compiled_rows: int | None) -> Iterator[list[int]]:
+    with column_major_weights(model, compiled_rows):
         yield from steps
 
 

@@ -5,6 +5,7 @@ Each row has a place and a position of its own, so that rows come and go without
 Letters: B batch, N rows, D width.
 """
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -19,6 +20,7 @@ from twoaxis.core.key_value_cache import KeyValueCache, KeyValueRing
 from twoaxis.core.layout import PADDING, TokenLayout
 from twoaxis.model.cache import DecoderCache, carried, parts, select_rows, walk
 from twoaxis.model.decoder import Decoder
+from twoaxis.ops.cpu import library, step_kernels
 from twoaxis.ops.precision import ISOLATED
 
 ROOM_TOKENS = 256
@@ -120,13 +122,36 @@ class StaticRows:
         program = _step(walk(_empty, [self._caches]), _longest(self._caches))
         if not self._compile:
             return program
-        key = (self._room, *((tuple(x.shape), x.stride(), x.dtype) for x in leaves))
+        on_cpu = leaves[0].device.type == "cpu"
+        kernels = on_cpu and library.served()
+        key = (self._room, kernels, *((tuple(x.shape), x.stride(), x.dtype) for x in leaves))
         programs = _PROGRAMS.setdefault(self._model, {})
         if key not in programs:
-            # A step is short, and the calls of its kernels from Python take a seventh of it.
-            options: Any = {"cpp_wrapper": True} if leaves[0].device.type == "cpu" else None
+            options: dict[str, Any] = {"guard_filter_fn": _needed_guards}
+            if on_cpu:
+                # A step is short, and the calls of its kernels from Python take a seventh of it.
+                options["cpp_wrapper"] = True
+            if kernels:
+                options["post_grad_custom_post_pass"] = step_kernels.replace_by_kernels()
             programs[key] = torch.compile(program, fullgraph=True, dynamic=False, options=options, **ISOLATED)
         return programs[key]
+
+
+OF_CODE = ("TYPE_MATCH", "DUPLICATE_INPUT", "CLOSURE_MATCH", "MODULE_MATCH", "CLASS_MATCH", "BUILTIN_MATCH", "HASATTR")
+OF_CODE += ("SEQUENCE_LENGTH", "DICT_KEYS_MATCH", "NOT_PRESENT_IN_GENERIC_DICT")
+"""Guards of the compiler that ask whether code is still what it was."""
+
+OF_ARGUMENTS = re.compile(r"\b(model|tokens|positions|leaves)\b")
+"""In the names of what guards look at."""
+
+
+def _needed_guards(guards: Sequence[Any]) -> list[bool]:
+    """Which guards are looked at before each step: those of the model, and of values that may change.
+
+    A third asks whether functions and classes are still the same, or the nested parts of a cache, which each program has for
+    itself; these would take a tenth of a step.
+    """
+    return [guard.guard_type not in OF_CODE or OF_ARGUMENTS.search(guard.name) is not None for guard in guards]
 
 
 class StaticSteps:

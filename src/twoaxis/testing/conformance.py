@@ -11,6 +11,7 @@ from torch import Tensor
 
 from twoaxis.core.measure import distance
 from twoaxis.core.registry import Row
+from twoaxis.testing.toy import AxisConfig
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,25 @@ def bound(name: str) -> float:
 
 class CheckFailed(AssertionError):
     """A false claim of a mixer; one line with the measured number and its bound."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One planted fault, and the checks that must find it.
+
+    Attributes:
+        name: what is wrong.
+        faulty: the wrong configuration.
+        twin: the same without the fault.
+        caught_by: checks that fail on the wrong one and pass on the twin.
+        raises: their error, another one than CheckFailed if the model cannot run.
+    """
+
+    name: str
+    faulty: AxisConfig
+    twin: AxisConfig
+    caught_by: tuple[str, ...]
+    raises: type[Exception] = CheckFailed
 
 
 @dataclass(frozen=True)

@@ -127,6 +127,7 @@ class Engine:
         self.max_batch, self.max_queue, self.prefill_tokens, self.max_tokens = max_batch, max_queue, prefill_tokens, longest
         self.counts = Counts()
         self._model, self._note = model, note
+        self._compiled_rows = max_batch if compile else None
         rows = FixedRows(model, max_batch, max(2, longest)) if compile else GrowingRows(model)
         self._batch = Batch(model, rows)
         self._waiting: deque[RequestHandle] = deque()
@@ -203,7 +204,7 @@ class Engine:
 
     def _run(self) -> None:
         try:
-            with column_major_weights(self._model):
+            with column_major_weights(self._model, self._compiled_rows):
                 if not self._prepare():
                     return
                 while self._has_work():

@@ -14,8 +14,8 @@ from twoaxis.core.position import LayerStack, SublayerPosition
 from twoaxis.depth import DepthConfig, ResidualConfig
 from twoaxis.depth.base import Layout, StreamEnds
 from twoaxis.depth.residual import Residual
-from twoaxis.testing.conformance import CheckFailed
-from twoaxis.testing.faults.fault import Fault, TooSteep
+from twoaxis.testing.conformance import CheckFailed, Fault
+from twoaxis.testing.toy import TooSteep
 
 
 class _Planted(ResidualConfig):

@@ -15,7 +15,7 @@ from twoaxis.feed_forward import GELU, FeedForwardConfig, GELUConfig
 from twoaxis.local import CanonConfig, LocalConfig
 from twoaxis.local.base import TokenHistory
 from twoaxis.local.conv import DepthwiseConv
-from twoaxis.testing.faults.fault import Fault
+from twoaxis.testing.conformance import Fault
 
 
 class _Planted(CanonConfig):

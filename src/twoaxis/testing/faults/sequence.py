@@ -13,7 +13,8 @@ from twoaxis.core.layout import TokenLayout
 from twoaxis.core.position import SublayerPosition
 from twoaxis.sequence import AttentionConfig, SequenceConfig
 from twoaxis.sequence.heads import AttentionCache, SoftmaxAttention
-from twoaxis.testing.faults.fault import Fault, TooSteep
+from twoaxis.testing.conformance import Fault
+from twoaxis.testing.toy import TooSteep
 
 Output = tuple[Tensor, Any]
 WINDOW = 4
