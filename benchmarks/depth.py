@@ -33,7 +33,7 @@ from twoaxis.model.cost import decoder_cost
 
 SHAPE = PeerShape()
 NEW_TOKENS = 32
-AT_ONCE = 7
+AT_ONCE = 9
 """Candidates that share the turns of the residual."""
 
 
@@ -232,7 +232,7 @@ def _peers(chosen: dict[str, Candidate], timings: dict[str, Timing], saved: dict
     for plain, *others in families.values():
         steps = {peer.name: peer.step for peer in (plain, *others)}
         # Some take seconds.
-        ratios = {t.name: t for t in interleave(steps, rounds=min(3, rounds), warmup=1)}
+        ratios = {t.name: t for t in interleave(steps, rounds=min(2, rounds), warmup=1)}
         plain_saves = saved_bytes(plain.step)
         for peer in others:
             ours = wanted[peer.name]

@@ -7,9 +7,6 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.bounds import Bound
 
-STEPS = 2
-"""Steps of a profile."""
-
 NAMED = 5
 """Operations that a row names."""
 
@@ -18,11 +15,10 @@ def by_operation(step: Callable[[], object]) -> Counter[str]:
     """The seconds of one step that each operation of torch takes on its own, those that it calls aside."""
     step()
     with profile(activities=[ProfilerActivity.CPU]) as found:
-        for _ in range(STEPS):
-            step()
+        step()
     spent: Counter[str] = Counter()
     for event in found.key_averages():
-        spent[event.key.removeprefix("aten::")] += event.self_cpu_time_total / 1e6 / STEPS
+        spent[event.key.removeprefix("aten::")] += event.self_cpu_time_total / 1e6
     return spent
 
 
