@@ -9,12 +9,9 @@ from benchmarks import models
 from benchmarks.bounds import Bound, fastest_over_ours
 from benchmarks.measure import interleave, peak_memory, table
 from benchmarks.peers import BUILDERS, PeerShape, peers, training_step
-from benchmarks.profiles import by_operation
+from benchmarks.profiles import by_operation, is_product
 
 SHAPE = PeerShape()
-
-PRODUCTS, ATTENTION = ("mm", "addmm", "bmm", "baddbmm"), "scaled_dot_product"
-"""Names of matrix products, and how those of attention begin, forward and backward."""
 
 
 def run(rounds: int) -> list[Bound]:
@@ -41,18 +38,13 @@ def _outside_products(step: Callable[[], object]) -> Bound:
     """The part of the eager step that is neither a matrix product nor attention, by a profile of it."""
     spent = by_operation(step)
     total = sum(spent.values())
-    others = Counter({name: seconds for name, seconds in spent.items() if not _is_product(name)})
+    others = Counter({name: seconds for name, seconds in spent.items() if not is_product(name)})
     print("| operation of the eager step | part of its time |\n|---|---|")
     print(f"| matrix products and attention | {1 - sum(others.values()) / total:.3f} |")
     for name, seconds in others.most_common(8):
         print(f"| {name} | {seconds / total:.3f} |")
     print()
     return Bound("eager step outside matrix products and attention", sum(others.values()) / total, 0.08, unit="of its time")
-
-
-def _is_product(name: str) -> bool:
-    short = name.strip("_")
-    return short in PRODUCTS or short.startswith(ATTENTION)
 
 
 def _memory(names: list[str]) -> list[Bound]:

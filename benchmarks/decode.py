@@ -8,7 +8,7 @@ from benchmarks import models
 from benchmarks.bounds import Bound, fastest_over_ours
 from benchmarks.measure import bytes_per_second, interleave, table
 from benchmarks.peers import Peer, PeerShape, peers
-from benchmarks.profiles import by_operation
+from benchmarks.profiles import by_operation, is_product
 from twoaxis import Decoder, generate
 
 SHAPE = PeerShape()
@@ -74,6 +74,6 @@ def _prefill(ours: Decoder, others: list[Peer], rounds: int) -> list[Bound]:
     bounds = fastest_over_ours("prefill, best other / twoaxis", first, timings, 1.0)
     if not all(bound.kept for bound in bounds):
         spent = by_operation(candidates["twoaxis"])
-        limit = sum(seconds for name, seconds in spent.items() if name == "mm" or "attention" in name)
+        limit = sum(seconds for name, seconds in spent.items() if is_product(name))
         _print_missed(spent, "matrix products and attention, which all of them call", limit)
     return bounds

@@ -10,6 +10,15 @@ from benchmarks.bounds import Bound
 NAMED = 5
 """Operations that a row names."""
 
+PRODUCTS, ATTENTION = ("mm", "addmm", "bmm", "baddbmm"), "scaled_dot_product"
+"""Names of matrix products, and how those of attention begin."""
+
+
+def is_product(operation: str) -> bool:
+    """Whether an operation is a matrix product or attention."""
+    short = operation.strip("_")
+    return short in PRODUCTS or short.startswith(ATTENTION)
+
 
 def by_operation(step: Callable[[], object]) -> Counter[str]:
     """The seconds of one step that each operation of torch takes on its own, those that it calls aside."""

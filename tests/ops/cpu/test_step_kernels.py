@@ -88,6 +88,8 @@ def test_products_of_few_rows_alone_are_the_kernels(monkeypatch: pytest.MonkeyPa
         assert torch.equal(linear(*other), F.linear(*other))
     with torch.enable_grad():
         assert linear(x[:3], weight).requires_grad
+    with pytest.raises(RuntimeError, match="cannot be multiplied"):
+        linear(x[:3, :-1].contiguous(), weight)
     assert len(called) == 1
 
 

@@ -25,8 +25,10 @@ LEAST_WEIGHTS = 2**15
 
 def linear(x: Tensor, weight: Tensor) -> Tensor:
     """Computes x W^T: with few rows and without gradients by the kernel, else as PyTorch does."""
-    few = x.ndim == 2 and not torch.is_grad_enabled() and takes_few_rows(len(x), weight) and library.served(x, weight)
-    return few_rows(x, weight) if few else F.linear(x, weight)
+    few = x.ndim == 2 and x.shape[1:] == weight.shape[1:] and takes_few_rows(len(x), weight)
+    if few and not torch.is_grad_enabled() and library.served(x, weight):
+        return few_rows(x, weight)
+    return F.linear(x, weight)
 
 
 def takes_few_rows(rows: int, weight: Tensor) -> bool:
@@ -104,10 +106,10 @@ def _replace_attention(graph: Graph, attention: Node) -> None:
     if others_used or not all(isinstance(x, Node) for x in given):
         return
     q, k, v, mask = (x.meta["val"] for x in given if isinstance(x, Node))
-    B, H, queries, K = q.shape
-    one_mask = mask.shape in ((B, 1, 1, k.shape[2]), (1, 1, 1, k.shape[2]))
+    (B, H, queries, K), (G, S) = q.shape, k.shape[1:3]
+    fits = queries == 1 and k.shape == (B, G, S, K) and v.shape[:3] == (B, G, S) and mask.shape in ((B, 1, 1, S), (1, 1, 1, S))
     plain = all(x.dtype == torch.float32 for x in (q, k, v, mask)) and not any(attention.args[3:])
-    if queries != 1 or not one_mask or not plain or H % k.shape[1] or H // k.shape[1] > library.MOST_TENSORS:
+    if not fits or not plain or H % G or H // G > library.MOST_TENSORS:
         return
     scale = attention.kwargs.get("scale")
     with graph.inserting_before(attention):
